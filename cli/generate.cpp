@@ -1,0 +1,118 @@
+// dsacore generate: a synthetic layer and step from a seed (the options of the oracle's make_case.py).
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/terminal.h"
+#include "dsacore/status.h"
+#include "io/generate.h"
+#include "io/layer_file.h"
+#include "io/step_file.h"
+
+namespace dsacore::cli {
+namespace {
+
+struct GenerateCommand {
+  std::string out;
+  CaseOptions options;
+  std::string k_norm = "f32";
+  std::string slots = "owned";
+  std::vector<std::string> adversarial;
+  bool adversarial_given = false;
+};
+
+/// `a,b` and several words alike.
+std::vector<std::string> split_list(const std::vector<std::string>& words) {
+  std::vector<std::string> parts;
+  for (const std::string& word : words) {
+    for (const std::string& part : CLI::detail::split(word, ',')) {
+      if (!part.empty()) parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) throw Exception({ErrorCode::kIo, "out", path, error.message()});
+}
+
+int generate(GenerateCommand& c) {
+  c.options.k_norm_bf16 = c.k_norm == "bf16";
+  c.options.slots = c.slots == "owned" ? SlotsKind::kOwned : c.slots == "negative" ? SlotsKind::kNegative : SlotsKind::kMixed;
+  c.options.adversarial = split_list(c.adversarial);
+  if (c.adversarial_given && c.options.adversarial.empty()) c.options.adversarial = {"all"};
+  const std::string layer = c.out + "/layer.safetensors", step = c.out + "/step.safetensors";
+  {
+    const Progress progress("generating", 0);
+    const Case made = make_case(c.options);
+    make_folder(c.out);
+    write_layer_file(layer, made.config, made.weights);
+    write_step_file(step, made.step, made.kv, made.index);
+  }
+  const auto size = [](const std::string& path) { return bytes_text(double(std::filesystem::file_size(path))); };
+  fmt::print("wrote {} ({}) and {} ({})\n", layer, size(layer), step, size(step));
+  return 0;
+}
+
+void add_shape(CLI::App& app, CaseOptions& o) {
+  app.add_option("--seed", o.seed, "Same seed and options, same bytes")->capture_default_str();
+  app.add_option("--heads", o.heads, "Attention heads H, 1..128")->check(CLI::Range(1, kMaxHeads))->capture_default_str();
+  app.add_option("--batch", o.batch, "Rows B, padded requests included, 1..256")->check(CLI::Range(1, kMaxRows))->capture_default_str();
+  app.add_option("--q", o.q, "Rows per request, 1..8; must divide the rows")->check(CLI::Range(1, kMaxQ))->capture_default_str();
+  app.add_option("--context", o.context, "seq_len of the requests: N, a list A,B,C (cycled), or LO-HI (log-uniform, both ends used)")
+      ->capture_default_str();
+  add_kv_format(app, o.kv_format);
+  add_index_format(app, o.index_format);
+  app.add_option("--page", o.page, "Rows of an MLA cache page: 64 or a multiple")->capture_default_str();
+  app.add_option("--stride-rows", o.stride_rows,
+                 "Rows between the starts of two pages (default: --page); above --page the cache is flat in the file");
+  app.add_flag("--index-table", o.index_table, "Give the index cache a block table of its own");
+  app.add_option("--topk", o.topk, "Keys that a row attends to, 1..2048")->check(CLI::Range(1, kMaxTopk))->capture_default_str();
+  app.add_option("--index-heads", o.index_heads, "Index heads, 8..64")
+      ->check(CLI::Range(kMinIndexHeads, kMaxIndexHeads))
+      ->capture_default_str();
+  app.add_option("--q-lora", o.q_lora, "Width of q_c: multiples of 128 up to 2048")->capture_default_str();
+}
+
+}  // namespace
+
+void add_generate(CLI::App& program, Chosen& chosen) {
+  const auto c = std::make_shared<GenerateCommand>();
+  CLI::App& app = *program.add_subcommand("generate", "Make a synthetic layer and step from a seed");
+  CaseOptions& o = c->options;
+  app.add_option("--out", c->out, "Folder for layer.safetensors and step.safetensors; made where it is missing")->required();
+  add_shape(app, o);
+  app.add_option("--pitch-pad", o.pitch_pad, "Columns after each projected row, all NaN; at least 0")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--pad-requests", o.pad_requests, "How many of the requests, the last ones, are padding")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--slots", c->slots, "Which rows write their key: owned (all), negative (none), mixed")
+      ->check(CLI::IsMember({"owned", "negative", "mixed"}))
+      ->capture_default_str();
+  app.add_option("--spare-pages", o.spare_pages, "Pages that no request owns; at least 0")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--k-norm", c->k_norm, "Type of the index key norm")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  app.add_flag("--no-k-bias", o.no_k_bias, "Leave out the bias of the index key norm");
+  app.add_option("--adversarial", c->adversarial,
+                 "Awkward values: all (or nothing), or a list of ties,equal,magnitude,subnormal,zero,negzero,nan,inf "
+                 "(nan and inf need 2 and 3 requests)")
+      ->expected(0, 1)
+      ->type_name("[LIST]")
+      ->each([c](const std::string&) { c->adversarial_given = true; });
+  CLI::Option* adversarial = app.get_option("--adversarial");
+  app.callback([c, adversarial, &chosen] {
+    c->adversarial_given = adversarial->count() > 0;
+    chosen.act = [c] { return generate(*c); };
+  });
+}
+
+}  // namespace dsacore::cli

@@ -1,0 +1,13 @@
+# Compiler options of every target: warnings as errors, IEEE arithmetic, sanitizers.
+
+add_library(dsacore_options INTERFACE)
+target_compile_options(dsacore_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual -Werror
+  # The specification fixes every rounding: no contraction of a * b + c unless the code asks for it.
+  -ffp-contract=off
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>)
+if(DSACORE_SANITIZE)
+  target_compile_options(dsacore_options INTERFACE
+    -fsanitize=${DSACORE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
+  target_link_options(dsacore_options INTERFACE -fsanitize=${DSACORE_SANITIZE})
+endif()

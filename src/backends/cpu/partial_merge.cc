@@ -1,0 +1,104 @@
+// partial_merge: step 4 of spec 7 on the cpu. Partials of all ranks, and their LSE -> one latent (or v) a row and head.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backends/cpu/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backends/cpu/partial_merge.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+
+#include "backends/cpu/numeric-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dsacore::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr int kTaskItems = 16;  // rows times heads of one task
+
+/// How much each rank's partial weighs.
+struct Weights {
+  float of[kMaxRanks];
+  float lse;  // of all ranks together, natural log
+};
+
+/// Of one row and head, in FP64. A rank without rows (LSE -infinity) weighs 0; a NaN makes all of them NaN.
+Weights weights_of(const PartialMergeArgs& args, int row, int head) {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  const int ranks = int(args.partial_lse.extent(0));
+  double lse[kMaxRanks];
+  double top = kNone;
+  for (int rank = 0; rank < ranks; ++rank) {
+    lse[rank] = double(args.partial_lse(rank, row, head));
+    if (!(lse[rank] <= top)) top = lse[rank];
+    if (std::isnan(top)) break;
+  }
+  Weights w{};
+  w.lse = float(top);
+  if (top == kNone) return w;
+  double weight[kMaxRanks];
+  double total = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    weight[rank] = std::isnan(top) ? top : std::exp(lse[rank] - top);
+    total += weight[rank];
+  }
+  for (int rank = 0; rank < ranks; ++rank) w.of[rank] = float(weight[rank] / total);
+  w.lse = float(top + std::log(total));
+  return w;
+}
+
+void merge(const PartialMergeArgs& args, int row, int head) {
+  const hn::CappedTag<float, 16> d;
+  const int ranks = int(args.partial_lse.extent(0));
+  const Weights w = weights_of(args, row, head);
+  args.lse(row, head) = w.lse;
+  // Ranks that weigh nothing are not read: their partial may hold anything.
+  const BFloat16* partial[kMaxRanks];
+  float weight[kMaxRanks];
+  int read = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (w.of[rank] == 0) continue;
+    partial[read] = &args.partials(rank, row, head, 0);
+    weight[read++] = w.of[rank];
+  }
+  BFloat16* out = args.merged.row(row, head);
+  for (int i = 0; i < int(args.merged.extent(2)); i += int(hn::Lanes(d))) {
+    auto sum = hn::Zero(d);
+    for (int j = 0; j < read; ++j) sum = hn::MulAdd(hn::Set(d, weight[j]), load_bf16(d, partial[j] + i), sum);
+    store_bf16(d, sum, out + i);
+  }
+}
+
+Verdict accepts(const ShapeKey&) { return {}; }
+int64_t no_scratch(const ShapeKey&, int) { return 0; }
+
+void run(const PartialMergeArgs& args, const Workspace& workspace) {
+  const int64_t heads = args.merged.extent(1);
+  const int64_t items = args.merged.extent(0) * heads;
+  workspace.threads->for_each((items + kTaskItems - 1) / kTaskItems, [&](int64_t task, int) {
+    const int64_t end = std::min(items, (task + 1) * kTaskItems);
+    for (int64_t i = task * kTaskItems; i < end; ++i) merge(args, int(i / heads), int(i % heads));
+  });
+}
+
+constexpr Kernel<PartialMergeArgs> kKernels[] = {{"by_lse", accepts, no_scratch, run}};
+
+}  // namespace
+
+std::span<const Kernel<PartialMergeArgs>> PartialMergeKernels() { return kKernels; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dsacore::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace dsacore::cpu {
+
+HWY_EXPORT(PartialMergeKernels);
+std::span<const Kernel<PartialMergeArgs>> partial_merge_kernels() { return HWY_DYNAMIC_DISPATCH(PartialMergeKernels)(); }
+
+}  // namespace dsacore::cpu
+#endif

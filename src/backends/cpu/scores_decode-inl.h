@@ -1,0 +1,234 @@
+// Index keys -> BF16, half a page (a unit) at a time. Included once per Highway target.
+//
+// The two bytes of a BF16 value come from table lookups and are interleaved within 128-bit blocks. That leaves the 128 values of a key
+// in another order, kFp8Order or kMxfp4Order, which a dot product does not mind: the packed queries have the same.
+
+// Per-target include guard
+#if defined(DSACORE_CPU_SCORES_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DSACORE_CPU_SCORES_DECODE_INL_H_
+#undef DSACORE_CPU_SCORES_DECODE_INL_H_
+#else
+#define DSACORE_CPU_SCORES_DECODE_INL_H_
+#endif
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#include "backends/cpu/indexer_layout.h"
+#include "format/layouts.h"
+#include "format/numeric.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dsacore::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using CodeD = hn::ScalableTag<uint8_t>;
+using CodeV = hn::Vec<CodeD>;
+constexpr int kCodeLanes = int(hn::MaxLanes(CodeD()));
+constexpr int kBlockBytes = 16;
+constexpr int kLineBytes = 64;
+
+/// The bytes of a unit in its page.
+struct UnitBytes {
+  const std::byte* values;
+  const std::byte* scales;
+};
+
+using KeyOrder = std::array<uint8_t, kIndexDim>;
+
+/// Which value of a key stands at each place after decode_fp8: a vector of codes becomes its blocks' lower, then upper halves.
+constexpr KeyOrder kFp8Order = [] {
+  KeyOrder order{};
+  for (int i = 0; i < kIndexDim; ++i) {
+    const int vector = i / kCodeLanes, upper = i % kCodeLanes / (kCodeLanes / 2), at = i % (kCodeLanes / 2);
+    order[size_t(i)] = uint8_t(vector * kCodeLanes + at / 8 * kBlockBytes + upper * 8 + at % 8);
+  }
+  return order;
+}();
+
+/// The same after decode_mxfp4: a vector of pairs becomes even values of lower, then upper halves, then odd values.
+constexpr KeyOrder kMxfp4Order = [] {
+  KeyOrder order{};
+  for (int i = 0; i < kIndexDim; ++i) {
+    const int vector = i / (2 * kCodeLanes), part = i % (2 * kCodeLanes) / (kCodeLanes / 2), at = i % (kCodeLanes / 2);
+    const int pair = vector * kCodeLanes + at / 8 * kBlockBytes + part % 2 * 8 + at % 8;
+    order[size_t(i)] = uint8_t(2 * pair + part / 2);
+  }
+  return order;
+}();
+
+HWY_INLINE CodeV load_codes(const std::byte* p) { return hn::LoadU(CodeD(), reinterpret_cast<const uint8_t*>(p)); }
+HWY_INLINE CodeV table(const std::array<uint8_t, 16>& bytes) { return hn::LoadDup128(CodeD(), bytes.data()); }
+
+/// Stores values given by their low and high bytes.
+HWY_INLINE void store_values(CodeV low, CodeV high, BFloat16* values) {
+  const hn::Repartition<uint16_t, CodeD> d16;
+  const CodeD d;
+  hn::Store(hn::BitCast(d16, hn::InterleaveLower(d, low, high)), d16, &values->bits);
+  hn::Store(hn::BitCast(d16, hn::InterleaveUpper(d, low, high)), d16, &values[kCodeLanes / 2].bits);
+}
+
+// ---- e4m3 ----
+
+using ByteTable = std::array<uint8_t, 16>;
+enum class Byte : uint8_t { kLow, kHigh };
+
+/// A byte of the BF16 values of the codes `first`, `first + step`, ...
+constexpr ByteTable e4m3_bytes(Byte byte, int first, int step) {
+  ByteTable bytes{};
+  for (int i = 0; i < 16; ++i) {
+    const uint16_t bits = to_bf16(e4m3_to_float(uint8_t(first + i * step))).bits;
+    bytes[size_t(i)] = uint8_t(byte == Byte::kLow ? bits & 0xFF : bits >> 8);
+  }
+  return bytes;
+}
+// Of a normal number the high byte depends on the code's upper four bits alone, and the low byte is the lower four bits.
+alignas(16) constexpr ByteTable kNormalHigh = e4m3_bytes(Byte::kHigh, 8, 16);
+alignas(16) constexpr ByteTable kSubnormalLow = e4m3_bytes(Byte::kLow, 0, 1);
+alignas(16) constexpr ByteTable kSubnormalHigh = e4m3_bytes(Byte::kHigh, 0, 1);
+
+/// Values of codes among which some are below 8 or NaN.
+HWY_NOINLINE void store_any_fp8(const std::byte* codes, BFloat16* values) {
+  const CodeD d;
+  const auto code = load_codes(codes);
+  const auto magnitude = hn::And(code, hn::Set(d, 0x7F));
+  const auto sign = hn::And(code, hn::Set(d, 0x80));
+  const auto subnormal = hn::Lt(magnitude, hn::Set(d, 8));
+  const auto nan = hn::Eq(magnitude, hn::Set(d, kE4m3Nan));
+  auto low = hn::ShiftLeft<4>(code);
+  auto high = hn::TableLookupBytes(table(kNormalHigh), hn::ShiftRight<4>(code));
+  low = hn::IfThenElse(subnormal, hn::TableLookupBytes(table(kSubnormalLow), magnitude), low);
+  high = hn::IfThenElse(subnormal, hn::Or(hn::TableLookupBytes(table(kSubnormalHigh), magnitude), sign), high);
+  low = hn::IfThenElse(nan, hn::Set(d, 0xC0), low);
+  high = hn::IfThenElse(nan, hn::Or(hn::Set(d, 0x7F), sign), high);
+  store_values(low, high, values);
+}
+
+/// Decodes a unit of e4m3 keys without their scales, in the order kFp8Order, and asks for the bytes of the unit after it.
+void decode_fp8(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
+  const CodeD d;
+  const auto high_table = table(kNormalHigh);
+  constexpr int kVectors = 4;  // that one test for subnormal numbers and NaN covers
+  constexpr int kStep = kVectors * kCodeLanes;
+  static_assert(kUnitTokens * kIndexDim % kStep == 0);
+  for (int at = 0; at < kUnitTokens * IndexFp8::kValueBytes; at += kStep) {
+    for (int line = 0; line < kStep; line += kLineBytes) hwy::Prefetch(next.values + at + line);
+    auto least = hn::Set(d, 0xFF);
+    HWY_UNROLL(4)
+    for (int i = 0; i < kVectors; ++i) {
+      const auto code = load_codes(unit.values + at + i * kCodeLanes);
+      store_values(hn::ShiftLeft<4>(code), hn::TableLookupBytes(high_table, hn::ShiftRight<4>(code)), values + at + i * kCodeLanes);
+      // Twice the magnitude plus 2, modulo 256: up to 16 below code 8, 0 for NaN, 18 and more for all others.
+      least = hn::Min(least, hn::Add(hn::Add(code, code), hn::Set(d, 2)));
+    }
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Lt(least, hn::Set(d, 18))))) {
+      for (int i = 0; i < kVectors; ++i) store_any_fp8(unit.values + at + i * kCodeLanes, values + at + i * kCodeLanes);
+    }
+  }
+  constexpr int kScaleBytes = kUnitTokens * IndexFp8::kScaleBytes;
+  for (int at = 0; at < kScaleBytes; at += kLineBytes) hwy::Prefetch(next.scales + at);
+}
+
+// ---- e2m1 with ue8m0 scales ----
+
+// A value's BF16 exponent is its block's scale byte plus kExponent - 1; the rest of its bits does not depend on the scale. Zeros are
+// made by the masks.
+alignas(16) constexpr ByteTable kExponent = {0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3};
+alignas(16) constexpr ByteTable kMantissa = {0, 0, 0, 0x40, 0, 0x40, 0, 0x40, 0, 0, 0, 0x40, 0, 0x40, 0, 0x40};
+alignas(16) constexpr ByteTable kSign = {0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
+constexpr ByteTable nonzero_mask(uint8_t mask) {
+  ByteTable bytes{};
+  for (size_t i = 0; i < 16; ++i) bytes[i] = i % 8 == 0 ? 0 : mask;
+  return bytes;
+}
+alignas(16) constexpr ByteTable kLowMask = nonzero_mask(0x80);
+alignas(16) constexpr ByteTable kHighMask = nonzero_mask(0x7F);
+
+/// Which scale byte of a token each byte of its vector `index` takes.
+constexpr std::array<uint8_t, size_t(kCodeLanes)> scale_places(int index) {
+  std::array<uint8_t, size_t(kCodeLanes)> places{};
+  for (int i = 0; i < kCodeLanes; ++i) places[size_t(i)] = uint8_t((index * kCodeLanes + i) / kBlockBytes);
+  return places;
+}
+
+/// Low and high bytes of all 16 codes in every block of a vector, from the block's scale byte.
+struct BlockTables {
+  CodeV low, high;
+};
+template <bool kNan>
+HWY_INLINE BlockTables block_tables(CodeV scale) {
+  const CodeD d;
+  const hn::Repartition<uint16_t, CodeD> d16;
+  // Saturated: what BF16 has no exponent for becomes its largest binade, or nearly zero.
+  const auto exponent = hn::SaturatedSub(hn::SaturatedAdd(scale, table(kExponent)), hn::Set(d, 1));
+  const auto wide = hn::BitCast(d16, exponent);
+  BlockTables tables = {
+      hn::OrAnd(table(kMantissa), hn::BitCast(d, hn::ShiftLeft<7>(wide)), table(kLowMask)),
+      hn::OrAnd(table(kSign), hn::BitCast(d, hn::ShiftRight<1>(wide)), table(kHighMask)),
+  };
+  if constexpr (kNan) {
+    const auto nan = hn::VecFromMask(d, hn::Eq(scale, hn::Set(d, 0xFF)));
+    tables.low = hn::OrAnd(tables.low, nan, hn::Set(d, 0xC0));
+    tables.high = hn::OrAnd(tables.high, nan, hn::Set(d, 0x7F));
+  }
+  return tables;
+}
+
+template <bool kNan>
+HWY_INLINE void decode_mxfp4_token(const std::byte* values, const std::byte* scales, BFloat16* out) {
+  const CodeD d;
+  const hn::Repartition<uint32_t, CodeD> d32;
+  uint32_t word;
+  std::memcpy(&word, scales, sizeof(word));
+  const auto all_scales = hn::BitCast(d, hn::Set(d32, word));
+  HWY_UNROLL(4)
+  for (int i = 0; i < IndexMxfp4::kValueBytes / kCodeLanes; ++i) {
+    alignas(64) static constexpr std::array kPlaces = {scale_places(0), scale_places(1), scale_places(2), scale_places(3)};
+    const auto scale = hn::TableLookupBytes(all_scales, hn::Load(d, kPlaces[size_t(i)].data()));
+    const BlockTables tables = block_tables<kNan>(scale);
+    const auto codes = load_codes(values + i * kCodeLanes);
+    const auto even = hn::And(codes, hn::Set(d, 0x0F));
+    const auto odd = hn::ShiftRight<4>(codes);
+    BFloat16* at = out + i * 2 * kCodeLanes;
+    store_values(hn::TableLookupBytes(tables.low, even), hn::TableLookupBytes(tables.high, even), at);
+    store_values(hn::TableLookupBytes(tables.low, odd), hn::TableLookupBytes(tables.high, odd), at + kCodeLanes);
+  }
+}
+
+/// Whether a scale of the unit is NaN.
+HWY_INLINE bool any_nan_scale(const std::byte* scales) {
+  const CodeD d;
+  auto largest = hn::Zero(d);
+  for (int at = 0; at < kUnitTokens * IndexMxfp4::kScaleBytes; at += kCodeLanes) {
+    largest = hn::Max(largest, load_codes(scales + at));
+  }
+  return !hn::AllFalse(d, hn::Eq(largest, hn::Set(d, 0xFF)));
+}
+
+/// Decodes a unit of MXFP4 keys, scales included, in the order kMxfp4Order, and asks for the bytes of the unit after it. A block with
+/// a NaN scale is all NaN.
+void decode_mxfp4(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
+  const bool any_nan = any_nan_scale(unit.scales);
+  for (int t = 0; t < kUnitTokens; ++t) {
+    const std::byte* codes = unit.values + IndexMxfp4::value_at(t);
+    const std::byte* scales = unit.scales + t * IndexMxfp4::kScaleBytes;
+    hwy::Prefetch(next.values + IndexMxfp4::value_at(t));
+    if (HWY_UNLIKELY(any_nan)) {
+      decode_mxfp4_token<true>(codes, scales, values + t * kIndexDim);
+    } else {
+      decode_mxfp4_token<false>(codes, scales, values + t * kIndexDim);
+    }
+  }
+  constexpr int kScaleBytes = kUnitTokens * IndexMxfp4::kScaleBytes;
+  for (int at = 0; at < kScaleBytes; at += kLineBytes) hwy::Prefetch(next.scales + at);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dsacore::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,17 @@
+// Measures what the machine can do, for the floors of `bench`: bytes read from memory, BF16 multiply-adds of an
+// instruction set.
+#pragma once
+
+#include "plan/registry.h"
+#include "threads/threads.h"
+
+namespace dsacore {
+
+/// Bytes a second of a sweep over a buffer larger than most caches, the best of a few.
+double measure_read_bandwidth(Threads& threads);
+
+/// FLOPs a second of BF16 matrix products that stay in the caches, the best of a few; 0 where the backend has no such
+/// operation.
+double measure_bf16_rate(const Backend& backend, Threads& threads);
+
+}  // namespace dsacore

@@ -1,0 +1,114 @@
+// Box::Impl: one rank's end of the DCP mailboxes. It sends and takes words, counts the layer runs, bounds every wait,
+// and passes an abort on to all ranks. What the words mean is known to src/format/mailbox.h and src/layer/dcp.cpp.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <span>
+
+#include "dsacore/box.h"
+#include "dsacore/status.h"
+#include "format/mailbox.h"
+#include "layer/heartbeat.h"
+#include "threads/threads.h"
+#include "transport/transport.h"
+
+namespace dsacore {
+
+/// What travels: the options as a box is made, W_UV at prepare, then the three mailboxes of a layer run.
+enum class Exchange : uint8_t { kOpen, kWeights, kQuery, kCandidates, kPartials };
+
+/// What all ranks must agree on in a layer run. They send it to each other, so that a rank that runs something else is
+/// found before its words are taken for what they are not.
+struct RunAgreement {
+  int64_t rows = 0;
+  int q = 0;
+  int value_width = 0;          ///< of the partials
+  uint32_t lengths_digest = 0;  ///< of seq_lens
+};
+
+/// Why a box is dead, as one word that travels to every rank.
+struct AbortRecord {
+  enum class Fault : uint8_t { kSilent, kLeft, kOtherRun, kOtherRows, kOtherShape, kOtherLengths };
+
+  Fault fault;
+  Exchange exchange;
+  int lost;      ///< the rank that is to blame
+  int detector;  ///< the rank that noticed
+  int64_t run;   ///< of the detector
+
+  uint32_t word() const;
+  /// `near_run` tells what the word has no room for.
+  static AbortRecord of(uint32_t word, int64_t near_run);
+};
+
+class Box::Impl {
+ public:
+  static constexpr int64_t kGoOn = std::numeric_limits<int64_t>::max();
+
+  Impl(std::shared_ptr<Transport> transport, const BoxOptions& options);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return ranks_; }
+  const BoxOptions& options() const { return options_; }
+  const MailboxLayout& layout() const { return layout_; }
+  /// Layer runs begun so far. The buffer in use is `run() % 2`.
+  int64_t run() const { return run_; }
+  int buffer() const { return int(run_ % MailboxLayout::kBuffers); }
+
+  /// This rank works. Any of its threads may say so, at any rate.
+  void progress() noexcept { heartbeat_.beat(); }
+
+  /// Begins the next layer run. Its first publication sends `agreement`, its first `collect` compares it.
+  Status begin(const RunAgreement& agreement);
+
+  /// Calls `send_to(rank)` for every rank, itself last; it sends `words` words by `send`.
+  Status publish(Exchange exchange, int64_t words, FunctionRef<Status(int to)> send_to);
+  /// Sends `words` words of `data` to a mailbox of rank `to`, inside `publish`.
+  Status send(int to, WordFormat format, int64_t at, const void* data, int64_t words);
+
+  /// Calls `take_from(rank)` for every rank, itself first; it takes by `take`.
+  Status collect(Exchange exchange, FunctionRef<Status(int from)> take_from);
+  /// Waits for `words` words that rank `from` sends to this rank's mailbox, moves them to `data` and arms the mailbox
+  /// again.
+  Status take(int from, WordFormat format, int64_t at, void* data, int64_t words);
+
+  /// For tests: asked as a publication of `words` words begins (over all ranks); after so many this rank stops for
+  /// good, as if its process had ended.
+  std::function<int64_t(Exchange exchange, int64_t run, int64_t words)> stop_after;
+
+ private:
+  void greet();
+  void check_hellos();
+  Status agree();
+  Status wait(const uint32_t& word, uint32_t armed, int from);
+  Status alive();
+  Status abort(AbortRecord::Fault fault, int lost);
+  Status die(const AbortRecord& record);
+  Status stop();
+
+  std::shared_ptr<Transport> transport_;
+  BoxOptions options_;
+  int rank_;
+  int ranks_;
+  MailboxLayout layout_;
+  std::span<uint32_t> window_;
+  Heartbeat heartbeat_;
+  int64_t run_ = 0;
+  int64_t agreed_run_ = 0;  ///< the last run whose agreement was compared
+  std::array<uint32_t, MailboxLayout::kStepWords> step_words_{};
+  bool step_words_due_ = false;
+  Exchange first_exchange_ = Exchange::kOpen;  ///< of the run: the one that carries the step words
+  Exchange exchange_ = Exchange::kOpen;        ///< in progress
+  int64_t words_left_ = kGoOn;                 ///< of the publication, before this rank stops
+  Status dead_;
+  std::array<uint32_t, 1024> stage_;  ///< words on their way between a tensor and a mailbox
+};
+
+}  // namespace dsacore

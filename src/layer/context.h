@@ -1,0 +1,27 @@
+// Context::Impl: what the layers of a context share.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "dsacore/layer.h"
+#include "plan/arena.h"
+#include "plan/registry.h"
+#include "threads/threads.h"
+
+namespace dsacore {
+
+class Context::Impl {
+ public:
+  explicit Impl(const ContextOptions& options);
+
+  const Backend* backend = nullptr;
+  BackendKind kind = BackendKind::kCpu;
+  Threads threads;
+  ScratchArena arena;
+  std::string tables_text;
+  std::string tables_source;
+  std::function<void(std::string_view)> on_choice;
+};
+
+}  // namespace dsacore

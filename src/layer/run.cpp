@@ -1,0 +1,256 @@
+// run: the stages of one step in the order of spec 4, 5 and 7. Orchestration only.
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "layer/dcp.h"
+#include "layer/layer_impl.h"
+
+namespace dsacore {
+namespace {
+
+template <class T, class... Extents>
+View<T, sizeof...(Extents)> view_of(const AlignedBytes* buffer, Extents... extents) {
+  return View<T, sizeof...(Extents)>(reinterpret_cast<T*>(buffer->data()), extents...);
+}
+
+/// Columns `at .. at + width` of the projected rows.
+View<const BFloat16, 2> part_of(View<const BFloat16, 2> projected, int64_t at, int64_t width) {
+  return View<const BFloat16, 2>(projected.data() + at, projected.extent(0), width).with_pitch(projected.stride(0));
+}
+
+template <class T>
+void fill(View<T, 2> view, int64_t from_row, T value) {
+  for (int64_t b = from_row; b < view.extent(0); ++b) {
+    for (int64_t i = 0; i < view.extent(1); ++i) view(b, i) = value;
+  }
+}
+
+}  // namespace
+
+/// Views of one run: `rows` live ones.
+struct PreparedLayer::Impl::RunState {
+  const Step& step;
+  const PreparedShape& shape;
+  int64_t rows;
+  Workspace workspace;
+  View<BFloat16, 2> q_c;
+  QueryRows query;
+  View<uint8_t, 3> index_query;
+  View<float, 2> head_weights;
+  View<int32_t, 2> topk_tokens;
+  View<int32_t, 2> topk_rows;
+  View<int32_t, 1> valid;
+  View<BFloat16, 3> latent;
+  View<float, 2> lse;
+  View<const BFloat16, 2> gate;
+  View<BFloat16, 2> out;
+  std::vector<StageTime>* times;
+
+  /// Runs a kernel and notes its time.
+  template <class Args>
+  void run(StageId stage, const Kernel<Args>* kernel, const Args& args) const {
+    const auto start = std::chrono::steady_clock::now();
+    kernel->run(args, workspace);
+    if (times != nullptr && times->size() < times->capacity()) {
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+      times->push_back({name_of(stage).data(), spent.count()});
+    }
+  }
+};
+
+Status PreparedLayer::Impl::run(const Step& step) noexcept {
+  try {
+    const PreparedShape* shape = nullptr;
+    if (Status s = check(step, &shape); !s.ok()) return s;
+    return run_stages(step, *shape);
+  } catch (const std::exception& e) {
+    return Status({ErrorCode::kInternal, "run", "exception", e.what()});
+  }
+}
+
+Status PreparedLayer::Impl::run_stages(const Step& step, const PreparedShape& shape) {
+  const LayerModel& m = model();
+  const LayerSizes& sizes = m.sizes;
+  const int64_t topk = m.config.topk;
+  const int64_t all = step.batch;
+  const int64_t rows = step.seq_lens.extent(0) * step.q;
+  last_rows = step.batch;
+  last_partial = shape.partial;
+
+  RunState s{.step = step,
+             .shape = shape,
+             .rows = rows,
+             .workspace = {{buffers.kernel->data(), size_t(buffers.kernel->size())},
+                           &context.threads,
+                           context.backend->target_data},
+             .q_c = view_of<BFloat16>(buffers.q_c, all, sizes.q_lora).first(rows),
+             .query = {buffers.query->data(), sizes.heads, has_fp8_query(m.config.kv_format) ? 1 : 2},
+             .index_query = view_of<uint8_t>(buffers.index_query, all, sizes.index_heads, kIndexDim).first(rows),
+             .head_weights = view_of<float>(buffers.head_weights, all, sizes.index_heads).first(rows),
+             .topk_tokens = view_of<int32_t>(buffers.topk_tokens, all, topk).first(rows),
+             .topk_rows = view_of<int32_t>(buffers.topk_rows, all, topk).first(rows),
+             .valid = view_of<int32_t>(buffers.valid, all).first(rows),
+             .latent = view_of<BFloat16>(buffers.latent, all, sizes.heads, kLatent).first(rows),
+             .lse = view_of<float>(buffers.lse, all, sizes.heads).first(rows),
+             .gate = part_of(step.projected, sizes.gate_at(), int64_t(sizes.heads) * kValue),
+             .out = step.out.first(rows),
+             .times = times};
+
+  if (box != nullptr) {
+    if (Status status = run_ranks(s); !status.ok()) {
+      fill(step.out, 0, BFloat16{0x7FC0});
+      return status;
+    }
+  } else if (rows > 0) {
+    s.run(StageId::kQuery, shape.query, QueryArgs{&m, step.projected, step.slots, kv, s.q_c, s.query});
+    s.run(StageId::kIndexProjection, shape.index_projection,
+          IndexProjectionArgs{&m, step.projected, s.q_c, step.index_slots, index, s.index_query, s.head_weights});
+    s.run(StageId::kIndexer, shape.indexer,
+          IndexerArgs{&m,
+                      step.q,
+                      shard,
+                      step.seq_lens,
+                      step.block_table,
+                      step.index_block_table,
+                      kv.page,
+                      kv.stride_rows,
+                      index,
+                      s.index_query,
+                      s.head_weights,
+                      s.topk_tokens,
+                      s.topk_rows,
+                      s.valid,
+                      {}});
+    s.run(StageId::kSparseCore, shape.sparse_core,
+          SparseCoreArgs{&m, s.query, s.topk_rows, s.valid, kv, s.latent, s.lse});
+    s.run(StageId::kValueProjection, shape.value, ValueArgs{&m, s.latent, m.w_uv(), s.gate, s.out});
+  }
+  finish_empty_rows(s);
+  return {};
+}
+
+/// Spec 7, steps 1 to 4. The query rows travel while this rank finds its candidates.
+Status PreparedLayer::Impl::run_ranks(RunState& s) {
+  const LayerModel& m = model();
+  const PreparedShape& shape = s.shape;
+  const int64_t heads = m.sizes.heads;
+  const int64_t all_heads = heads * shard.ranks;
+  const int64_t topk = m.config.topk;
+  const bool proj = shape.partial == PartialFormat::kProj;
+  const WorkHeartbeat working(box->impl(), context.threads);
+  BoxRun ranks(box->impl(), {s.rows, s.step.q, proj ? kValue : kLatent, s.step.seq_lens});
+
+  if (s.rows > 0) {  // 1
+    s.run(StageId::kQuery, shape.query, QueryArgs{&m, s.step.projected, s.step.slots, kv, s.q_c, s.query});
+  }
+  if (Status e = ranks.publish_query(s.query); !e.ok()) return e;
+
+  const auto candidates = view_of<Candidate>(buffers.candidates, s.rows, topk);
+  const auto all_candidates = view_of<Candidate>(buffers.all_candidates, int64_t(shard.ranks), s.rows, topk);
+  const View<int32_t, 1> local_valid = view_of<int32_t>(buffers.local_valid, s.rows);
+  if (s.rows > 0) {  // 2
+    s.run(StageId::kIndexProjection, shape.index_projection,
+          IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights});
+    s.run(StageId::kIndexer, shape.indexer,
+          IndexerArgs{&m,
+                      s.step.q,
+                      shard,
+                      s.step.seq_lens,
+                      s.step.block_table,
+                      s.step.index_block_table,
+                      kv.page,
+                      kv.stride_rows,
+                      index,
+                      s.index_query,
+                      s.head_weights,
+                      {},
+                      {},
+                      {},
+                      candidates});
+  }
+  if (Status e = ranks.publish_candidates(candidates); !e.ok()) return e;
+  const QueryRows all_query{buffers.all_query->data(), int(all_heads), s.query.element};
+  if (Status e = ranks.collect_query(all_query); !e.ok()) return e;
+  if (Status e = ranks.collect_candidates(all_candidates); !e.ok()) return e;
+  if (s.rows > 0) {
+    s.run(StageId::kCandidateMerge, shape.candidate_merge,
+          CandidateMergeArgs{&m, s.step.q, shard, s.step.seq_lens, s.step.block_table, kv.page, kv.stride_rows,
+                             all_candidates, s.topk_tokens, s.valid, s.topk_rows, local_valid});
+  }
+
+  const auto partial_latent = view_of<BFloat16>(buffers.partial_latent, s.rows, all_heads, int64_t(kLatent));
+  const auto partial_lse = view_of<float>(buffers.partial_lse, s.rows, all_heads);
+  if (s.rows > 0) {  // 3
+    s.run(StageId::kSparseCore, shape.sparse_core,
+          SparseCoreArgs{&m, all_query, s.topk_rows, local_valid, kv, partial_latent, partial_lse});
+  }
+  View<const BFloat16, 3> partial = partial_latent;
+  if (proj) {
+    const auto v = view_of<BFloat16>(buffers.partial_v, s.rows, all_heads * kValue);
+    if (s.rows > 0) {
+      const View<const BFloat16, 3> w_uv(reinterpret_cast<const BFloat16*>(gathered_uv.data()), all_heads, kValue,
+                                         kLatent);
+      s.run(StageId::kValueProjection, shape.value, ValueArgs{&m, partial_latent, w_uv, {}, v});
+    }
+    partial = View<const BFloat16, 3>(v.data(), s.rows, all_heads, kValue);
+  }
+  const auto sent = view_of<BFloat16>(buffers.sent, int64_t(shard.ranks), s.rows, heads, partial.extent(2));
+  const auto sent_lse = view_of<float>(buffers.sent_lse, int64_t(shard.ranks), s.rows, heads);
+  if (Status e = ranks.publish_partials(partial, partial_lse); !e.ok()) return e;  // 4
+  if (Status e = ranks.collect_partials(sent, sent_lse); !e.ok()) return e;
+  if (s.rows == 0) return {};
+  if (!proj) {
+    s.run(StageId::kPartialMerge, shape.partial_merge, PartialMergeArgs{sent, sent_lse, s.latent, s.lse});
+    s.run(StageId::kValueProjection, shape.value, ValueArgs{&m, s.latent, m.w_uv(), s.gate, s.out});
+    return {};
+  }
+  const auto merged = view_of<BFloat16>(buffers.merged_v, s.rows, heads, int64_t(kValue));
+  s.run(StageId::kPartialMerge, shape.partial_merge, PartialMergeArgs{sent, sent_lse, merged, s.lse});
+  s.run(StageId::kGate, shape.gate,
+        GateArgs{View<const BFloat16, 2>(merged.data(), s.rows, heads * kValue), s.gate, s.out});
+  return {};
+}
+
+/// Rows of requests with `seq_len == 0` give zeros, and so do the rows past the requests given (spec 4, 5).
+void PreparedLayer::Impl::finish_empty_rows(const RunState& s) {
+  const auto zero_out = [&](int64_t b) { std::fill_n(s.step.out.row(b), s.step.out.extent(1), BFloat16{}); };
+  for (int64_t b = 0; b < s.rows; ++b) {
+    if (s.step.seq_lens(b / s.step.q) == 0) zero_out(b);
+  }
+  const LayerSizes& sizes = model().sizes;
+  const int64_t all = s.step.batch;
+  for (int64_t b = s.rows; b < all; ++b) zero_out(b);
+  fill(view_of<int32_t>(buffers.topk_tokens, all, model().config.topk), s.rows, -1);
+  fill(view_of<int32_t>(buffers.topk_rows, all, model().config.topk), s.rows, -1);
+  fill(view_of<int32_t>(buffers.valid, all, 1), s.rows, 0);
+  fill(view_of<BFloat16>(buffers.latent, all, sizes.heads * kLatent), s.rows, BFloat16{});
+  fill(view_of<float>(buffers.lse, all, sizes.heads), s.rows, -std::numeric_limits<float>::infinity());
+}
+
+StageViews PreparedLayer::Impl::stages() const {
+  const LayerSizes& sizes = model().sizes;
+  const int64_t all = last_rows;
+  const int64_t heads = int64_t(sizes.heads) * shard.ranks;
+  const int64_t element = has_fp8_query(model().config.kv_format) ? 1 : 2;
+  StageViews views;
+  views.q_c = view_of<const BFloat16>(buffers.q_c, all, sizes.q_lora);
+  views.query =
+      view_of<const std::byte>(box != nullptr ? buffers.all_query : buffers.query, all, heads, kQueryRow * element);
+  views.index_query = view_of<const uint8_t>(buffers.index_query, all, sizes.index_heads, kIndexDim);
+  views.head_weights = view_of<const float>(buffers.head_weights, all, sizes.index_heads);
+  views.topk_tokens = view_of<const int32_t>(buffers.topk_tokens, all, model().config.topk);
+  views.topk_rows = view_of<const int32_t>(buffers.topk_rows, all, model().config.topk);
+  views.valid = view_of<const int32_t>(buffers.valid, all);
+  if (box == nullptr || last_partial == PartialFormat::kBf16) {
+    views.latent = view_of<const BFloat16>(buffers.latent, all, sizes.heads, kLatent);
+  }
+  views.lse = view_of<const float>(buffers.lse, all, sizes.heads);
+  return views;
+}
+
+Status PreparedLayer::run(const Step& step, Queue) noexcept { return impl_->run(step); }
+StageViews PreparedLayer::stages() const { return impl_->stages(); }
+View<const std::byte, 3> PreparedLayer::query() const { return impl_->stages().query; }
+
+}  // namespace dsacore

@@ -1,0 +1,40 @@
+#include "memory/aligned_bytes.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "dsacore/status.h"
+
+namespace dsacore {
+namespace {
+
+constexpr int64_t kHugePage = int64_t(2) << 20;
+
+}  // namespace
+
+AlignedBytes::AlignedBytes(int64_t bytes, std::string_view what) : size_(bytes) {
+  if (bytes == 0) return;
+  void* p = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    throw Exception(
+        {ErrorCode::kNoMemory, std::string(what), std::to_string(bytes) + " bytes", "the system refused them"});
+  }
+  if (bytes >= kHugePage) madvise(p, size_t(bytes), MADV_HUGEPAGE);  // advice: a refusal changes nothing but speed
+  data_ = static_cast<std::byte*>(p);
+}
+
+AlignedBytes::AlignedBytes(AlignedBytes&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+AlignedBytes& AlignedBytes::operator=(AlignedBytes&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+AlignedBytes::~AlignedBytes() {
+  if (data_ != nullptr) munmap(data_, size_t(size_));
+}
+
+}  // namespace dsacore

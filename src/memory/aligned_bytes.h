@@ -1,0 +1,27 @@
+// AlignedBytes: owns a block of memory, page aligned, zero until written; large blocks ask for huge pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace dsacore {
+
+class AlignedBytes {
+ public:
+  AlignedBytes() = default;
+  /// Throws `kNoMemory` naming `what`.
+  AlignedBytes(int64_t bytes, std::string_view what);
+  AlignedBytes(AlignedBytes&& other) noexcept;
+  AlignedBytes& operator=(AlignedBytes&& other) noexcept;
+  ~AlignedBytes();
+
+  std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace dsacore

@@ -1,0 +1,77 @@
+// Backends as data: each stage has a list of kernels, fastest first; src/plan/choose.cpp takes the first that the
+// tables allow and that accepts the shape. A new kernel is one entry in a backend's list, and no new `if` anywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "stages/stages.h"
+#include "threads/threads.h"
+
+namespace dsacore {
+
+/// Everything that a choice of kernel may depend on.
+struct ShapeKey {
+  LayerSizes sizes;
+  KvFormat kv_format;
+  IndexFormat index_format;
+  int topk;
+  int rows;  ///< B
+  int q;
+  int ranks;            ///< D
+  int64_t max_context;  ///< longest n that a row may see on this rank
+};
+
+/// Whether a kernel takes a shape, and if not, why.
+struct Verdict {
+  bool ok = true;
+  std::string reason;
+};
+
+/// Scratch and threads of one kernel run.
+struct Workspace {
+  std::span<std::byte> scratch;  ///< at least what `scratch_bytes` asked for, 64-byte aligned, contents unspecified
+  Threads* threads;
+  const void* target;  ///< the backend's `target_data`
+};
+
+template <class Args>
+struct Kernel {
+  std::string_view name;
+  Verdict (*accepts)(const ShapeKey& shape);
+  /// Bytes of scratch for a shape with this many threads.
+  int64_t (*scratch_bytes)(const ShapeKey& shape, int threads);
+  void (*run)(const Args& args, const Workspace& workspace);
+};
+
+/// A backend's stages. Lists are in order of preference.
+struct Backend {
+  std::string_view name;    ///< "reference", "cpu"
+  std::string_view target;  ///< instruction set, e.g. "avx512_bf16"; "scalar" for the reference
+  const void* target_data;  ///< what its kernels must know of the instruction set; handed to each in its Workspace
+  int64_t (*packed_bytes)(const LayerSizes& sizes);
+  void (*pack)(const LayerModel& model, std::byte* packed, Threads& threads);
+  std::span<const Kernel<QueryArgs>> query;
+  std::span<const Kernel<IndexProjectionArgs>> index_projection;
+  std::span<const Kernel<IndexerArgs>> indexer;
+  std::span<const Kernel<CandidateMergeArgs>> candidate_merge;
+  std::span<const Kernel<SparseCoreArgs>> sparse_core;
+  std::span<const Kernel<ValueArgs>> value;
+  std::span<const Kernel<GateArgs>> gate;
+  std::span<const Kernel<PartialMergeArgs>> partial_merge;
+};
+
+/// The reference backend (src/backends/reference).
+const Backend& reference_backend();
+
+/// The cpu backend for an instruction set by name, or the best one for an empty name. Null: this machine cannot run it.
+const Backend* cpu_backend(std::string_view target);
+/// Names of the cpu targets that this machine runs, best first.
+std::span<const std::string_view> cpu_targets();
+/// Names of all targets compiled in, best first.
+std::span<const std::string_view> compiled_cpu_targets();
+
+}  // namespace dsacore

@@ -1,0 +1,23 @@
+// Bulk stores and loads of window words, as relaxed and ordered atomics of 4 bytes.
+#include "transport/transport.h"
+
+namespace dsacore {
+
+void store_words(uint32_t* to, std::span<const uint32_t> words) {
+  if (words.empty()) return;
+  const size_t last = words.size() - 1;
+  for (size_t i = 0; i < last; ++i) std::atomic_ref<uint32_t>(to[i]).store(words[i], std::memory_order_relaxed);
+  store_word(to[last], words[last]);
+}
+
+size_t take_words(uint32_t* from, std::span<uint32_t> out, uint32_t armed) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    const uint32_t word = load_word(from[i]);
+    if (word == armed) return i;
+    out[i] = word;
+    std::atomic_ref<uint32_t>(from[i]).store(armed, std::memory_order_relaxed);
+  }
+  return out.size();
+}
+
+}  // namespace dsacore

@@ -1,0 +1,328 @@
+// The sparse core of the cpu backend (spec 5, step 11) on every target against the reference backend.
+#include "cpu/sparse_core_case.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace dsacore {
+namespace {
+
+constexpr KvFormat kFormats[] = {KvFormat::kFp8DsMla, KvFormat::kFp8, KvFormat::kNvfp4DsMla};
+
+std::string test_name(KvFormat format) {
+  return format == KvFormat::kFp8DsMla ? "fp8_ds_mla" : format == KvFormat::kFp8 ? "fp8" : "nvfp4_ds_mla";
+}
+
+std::string name_of_shape(const testing::TestParamInfo<std::tuple<KvFormat, int>>& param) {
+  return test_name(std::get<0>(param.param)) + "_heads" + std::to_string(std::get<1>(param.param));
+}
+std::string name_of_format(const testing::TestParamInfo<KvFormat>& param) { return test_name(param.param); }
+
+class SparseCoreShapes : public testing::TestWithParam<std::tuple<KvFormat, int>> {};
+
+TEST_P(SparseCoreShapes, EveryValidCount) {
+  const auto [format, heads] = GetParam();
+  CoreCase c({.format = format, .heads = heads, .valid = {0, 1, 31, 32, 33, 255, 256, 257, 2047, 2048}});
+  const CoreResult want = run_reference(c);
+  for_cpu_targets([&](const Backend& backend) {
+    const CoreResult got = run_core(c, backend, 2);
+    // What two roundings to BF16 (of p and of the latent) leave on average; more would be a fault.
+    EXPECT_LT(expect_agreement(got, want), 2.6e-3);
+    for (int head = 0; head < heads; ++head) {  // row 0 has no key
+      EXPECT_EQ(got.lse[size_t(head)], -HUGE_VALF);
+      for (int i = 0; i < kLatent; ++i) EXPECT_EQ(got.latent[size_t(head * kLatent + i)].bits, 0);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(FormatsAndHeads, SparseCoreShapes,
+                         testing::Combine(testing::ValuesIn(kFormats), testing::Values(1, 6, 12, 16, 17, 24, 96, 128)),
+                         name_of_shape);
+
+class SparseCore : public testing::TestWithParam<KvFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, SparseCore, testing::ValuesIn(kFormats), name_of_format);
+
+TEST_P(SparseCore, SmallTopk) {
+  for (const int topk : {1, 16, 300}) {
+    SCOPED_TRACE(topk);
+    CoreCase c({.format = GetParam(), .topk = topk, .valid = {topk, 1, 0, topk}});
+    expect_all_targets_agree(c);
+  }
+}
+
+TEST_P(SparseCore, PagesBetweenOtherLayersPages) {
+  for (const auto& [page, stride] : {std::pair{64, 64 + 17}, {2048, 2048}, {2048, 3 * 2048}}) {
+    SCOPED_TRACE(page);
+    CoreCase c({.format = GetParam(), .heads = 6, .valid = {1500, 2048}, .page = page, .stride_rows = stride});
+    expect_all_targets_agree(c);
+  }
+}
+
+TEST_P(SparseCore, PhysicalRowsAbove24Bits) {
+  constexpr int32_t kFirst = (1 << 24) + 12345;
+  CoreCase c({.format = GetParam(), .heads = 6, .valid = {100, 300}});
+  int32_t last = 0;
+  for (int b = 0; b < c.rows(); ++b) last = std::max(last, c.selected(b)[c.valid[size_t(b)] - 1]);
+  // Address space alone: only pages that are written take memory.
+  const size_t bytes = size_t(kFirst + last + 1) * size_t(c.kv.row_bytes);
+  void* space = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(space, MAP_FAILED);
+  std::memcpy(static_cast<std::byte*>(space) + int64_t(kFirst) * c.kv.row_bytes, c.kv.data,
+              size_t(last + 1) * size_t(c.kv.row_bytes));
+  const CoreResult want = run_reference(c);
+  c.kv.data = static_cast<std::byte*>(space);
+  for (int b = 0; b < c.rows(); ++b) {
+    for (int t = 0; t < c.valid[size_t(b)]; ++t) c.selected(b)[t] += kFirst;
+  }
+  for_cpu_targets([&](const Backend& backend) { expect_agreement(run_core(c, backend, 2), want); });
+  munmap(space, bytes);
+}
+
+TEST_P(SparseCore, SaturatedValues) {
+  CoreCase c({.format = GetParam(), .valid = {1, 300, 2048}, .query_magnitude = 1e-3});
+  const int values = GetParam() == KvFormat::kNvfp4DsMla ? KvNvfp4DsMla::kRowBytes : kLatent;
+  c.for_selected([&](std::byte* row) {
+    for (int i = 0; i < values; ++i) {
+      const bool negative = (c.random()() & 1) != 0;
+      const bool scale = GetParam() == KvFormat::kNvfp4DsMla && i >= KvNvfp4DsMla::kScalesAt;
+      const uint8_t largest = GetParam() == KvFormat::kNvfp4DsMla && i < KvNvfp4DsMla::kPeAt ? 0x77 : 0x7E;
+      row[i] = std::byte(negative && !scale ? largest | 0x80 : largest);
+    }
+  });
+  expect_all_targets_agree(c);
+}
+
+// Keys and queries are small integers, so that logits of 1e4 are exact and spec 9's bound of the lse can be kept.
+TEST_P(SparseCore, LargeLogits) {
+  CoreCase c({.format = GetParam(), .valid = {2, 300, 2048}});
+  c.model.config.softmax_scale = 0.6;
+  c.model.q_scale = c.model.k_scale = 1;
+  const auto small_integer = [&] { return float(int(c.random()() % 9) - 4); };
+  c.for_selected([&](std::byte* row) {
+    float latent[kLatent];
+    BFloat16 pe[kPe];
+    for (float& x : latent) x = 4 * small_integer();
+    for (BFloat16& x : pe) x = to_bf16(4 * small_integer());
+    encode_kv(GetParam(), latent, pe, 1.0f, row);
+  });
+  for (int b = 0; b < c.rows(); ++b) {
+    for (int head = 0; head < c.heads(); ++head) {
+      for (int i = 0; i < kQueryRow; ++i) {
+        const float value = 8 * small_integer();
+        if (c.query().element == 1) {
+          c.query().e4m3(b, head)[i] = to_e4m3(value);
+        } else {
+          c.query().bf16(b, head)[i] = to_bf16(value);
+        }
+      }
+    }
+  }
+  const CoreResult want = run_reference(c);
+  float largest = 0;
+  for (const float lse : want.lse) largest = std::max(largest, std::abs(lse));
+  EXPECT_GT(largest, 1e4f);
+  for_cpu_targets([&](const Backend& backend) { expect_agreement(run_core(c, backend, 2), want); });
+}
+
+// Every key the same: the latent is the key, and the lse that of n equal logits, by a formula of its own.
+TEST_P(SparseCore, EqualKeys) {
+  CoreCase c({.format = GetParam(), .heads = 17, .valid = {1, 31, 257, 2048}});
+  const std::byte* first = c.row(c.selected(0)[0]);
+  const std::vector<std::byte> key(first, first + c.kv.row_bytes);
+  c.for_selected([&](std::byte* row) { std::copy(key.begin(), key.end(), row); });
+  double values[kQueryRow];
+  with_layout(GetParam(), [&](auto layout) {
+    for (int i = 0; i < kQueryRow; ++i) values[i] = double(layout.value(key.data(), i));
+  });
+  for_cpu_targets([&](const Backend& backend) {
+    const CoreResult got = run_core(c, backend, 2);
+    for (int b = 0; b < c.rows(); ++b) {
+      for (int head = 0; head < c.heads(); ++head) {
+        double logit = 0;
+        for (int i = 0; i < kQueryRow; ++i) {
+          const double q = double(c.query().element == 1 ? e4m3_to_float(c.query().e4m3(b, head)[i])
+                                                         : to_float(c.query().bf16(b, head)[i]));
+          logit += q * values[i] * double(c.model.attention_scale());
+        }
+        const size_t at = size_t(b * c.heads() + head);
+        EXPECT_NEAR(double(got.lse[at]), logit + std::log(double(c.valid[size_t(b)])), 1e-4);
+        for (int i = 0; i < kLatent; ++i) {
+          const double want = values[i] * double(c.model.k_scale);
+          EXPECT_NEAR(double(to_float(got.latent[at * kLatent + size_t(i)])), want, std::abs(want) * 0x1p-8);
+        }
+      }
+    }
+  });
+}
+
+// One key is best and all others have the p that BF16 rounds worst: the error must cancel in the latent and not show in the lse.
+TEST_P(SparseCore, RoundingOfPDoesNotAddUp) {
+  CoreCase c({.format = GetParam(), .heads = 2, .valid = {200, 2048}});
+  const auto set_key = [&](std::byte* row, float first) {
+    float latent[kLatent] = {first};
+    for (int i = 1; i < kLatent; ++i) latent[i] = float(1 + i % 3);
+    const BFloat16 pe[kPe] = {};
+    encode_kv(GetParam(), latent, pe, c.model.config.k_scale_inv, row);
+  };
+  c.for_selected([&](std::byte* row) { set_key(row, 0); });
+  set_key(c.row(c.selected(0)[0]), 1);
+  set_key(c.row(c.selected(1)[7]), 1);
+  for (int b = 0; b < c.rows(); ++b) {
+    for (int head = 0; head < c.heads(); ++head) {
+      for (int i = 0; i < kQueryRow; ++i) c.set_query(b, head, i, 0);
+      c.set_query(b, head, 0, 1);
+    }
+  }
+  for (const double p : {0x1.01p-1, 0x1.00ffp-1, 0x1.02ffp-1, 0x1.7fp-3}) {
+    c.model.config.softmax_scale = -std::log(p) / double(c.model.q_scale) / double(c.model.k_scale);
+    if (c.query().element == 1) c.model.config.softmax_scale /= double(c.model.config.q_scale_inv) * double(c.model.q_scale);
+    if (GetParam() == KvFormat::kFp8) c.model.config.softmax_scale /= 48.0 * double(c.model.k_scale);
+    SCOPED_TRACE(p);
+    expect_all_targets_agree(c);
+  }
+}
+
+// ---- scales of fp8_ds_mla ----
+
+void set_scales(CoreCase& c, const std::function<float()>& scale) {
+  c.for_selected([&](std::byte* row) {
+    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
+      const float s = scale();
+      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &s, sizeof(s));
+    }
+    std::memset(row + KvFp8DsMla::kPeAt, 0, kPe * sizeof(BFloat16));  // has no scale: would outweigh small ones
+  });
+}
+
+TEST(SparseCoreScales, PowersOfTwoAreExact) {
+  for (const int exponent : {-14, 0, 1, 20, 58}) {
+    SCOPED_TRACE(exponent);
+    CoreCase c({.heads = 6, .valid = {1, 33, 700}, .query_magnitude = std::ldexp(0.01, -exponent)});
+    set_scales(c, [&] { return std::ldexp(1.0f, exponent + int(c.random()() % 3)); });
+    expect_all_targets_agree(c);
+    // A single key with p = 1: the latent is the dequantized value itself.
+    const std::byte* row = c.row(c.selected(0)[0]);
+    for_cpu_targets([&](const Backend& backend) {
+      const CoreResult got = run_core(c, backend, 1);
+      for (int i = 0; i < kLatent; ++i) EXPECT_EQ(to_float(got.latent[size_t(i)]), KvFp8DsMla::value(row, i));
+    });
+  }
+}
+
+TEST(SparseCoreScales, AnyFinitePositiveScale) {
+  for (const float magnitude : {0x1p-14f, 1.0f, 0x1p40f, 0x1p118f}) {
+    SCOPED_TRACE(magnitude);
+    CoreCase c({.heads = 6, .valid = {1, 33, 255, 2048}, .query_magnitude = 1 / double(magnitude)});
+    set_scales(c, [&] { return magnitude * (1.0f + float(c.random()() % 100000) / 100000.0f) / 448.0f; });
+    expect_all_targets_agree(c);
+  }
+}
+
+TEST(SparseCoreScales, FewKeysWithOtherScales) {
+  CoreCase c({.heads = 17, .valid = {300, 2048}});
+  int nth = 0;
+  c.for_selected([&](std::byte* row) {
+    if (nth++ % 97 != 0) return;
+    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
+      const float s = KvFp8DsMla::scale(row, tile) * (1 + 0.3f * float(tile));
+      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &s, sizeof(s));
+    }
+  });
+  expect_all_targets_agree(c);
+}
+
+// The largest scale times the smallest code is finite in FP32 and must be here.
+TEST(SparseCoreScales, LargestScale) {
+  CoreCase c({.heads = 1, .valid = {1, 2}, .query_magnitude = 0});
+  set_scales(c, [] { return 0x1.fffffep127f; });
+  c.for_selected([&](std::byte* row) {
+    for (int i = 0; i < kLatent; ++i) row[i] = std::byte(i % 2 == 0 ? 0x01 : 0x81);
+  });
+  expect_all_targets_agree(c);
+}
+
+// ---- independence ----
+
+TEST_P(SparseCore, SameBitsForAnyThreadsAndRows) {
+  for (const int heads : {12, 96}) {
+    CoreCase c({.format = GetParam(), .heads = heads, .valid = {2048, 0, 257, 1000, 1, 512}});
+    for_cpu_targets([&](const Backend& backend) {
+      const CoreResult want = run_core(c, backend, 1);
+      for (const int threads : {2, 3, 7}) expect_same_bits(run_core(c, backend, threads), want, c.rows());
+      for (const int live : {1, 4}) expect_same_bits(run_core(c, backend, 2, live), want, live);
+    });
+  }
+}
+
+// More rows than a wave of tasks holds, each row by itself in a case of its own.
+TEST(SparseCoreWaves, RowsOfManyWaves) {
+  std::vector<int> valid;
+  for (int i = 0; i < 20; ++i) valid.push_back(i % 3 == 0 ? 300 + i : 10 + i);
+  CoreCase c({.format = KvFormat::kFp8, .heads = 128, .valid = valid});
+  const CoreResult want = run_reference(c);
+  for_cpu_targets([&](const Backend& backend) {
+    const CoreResult all = run_core(c, backend, 2);
+    expect_agreement(all, want);
+    expect_same_bits(run_core(c, backend, 3, 13), all, 13);
+  });
+}
+
+TEST_P(SparseCore, TopkAboveNIsDense) {
+  for (const int n : {5, 300}) {
+    CoreCase wide({.format = GetParam(), .topk = 2048, .valid = {n}});
+    CoreCase tight({.format = GetParam(), .topk = n, .valid = {n}});
+    for_cpu_targets([&](const Backend& backend) {
+      expect_same_bits(run_core(wide, backend, 2), run_core(tight, backend, 2), 1);
+    });
+  }
+}
+
+TEST_P(SparseCore, NanAndInfinityStayInTheirRow) {
+  CoreCase c({.format = GetParam(), .heads = 12, .valid = {300, 300, 40, 2048}});
+  std::vector<CoreResult> clean;
+  for_cpu_targets([&](const Backend& backend) { clean.push_back(run_core(c, backend, 2)); });
+  // Row 0: head 5 of the query. Row 2: a key of its own.
+  constexpr int kHead = 5;
+  c.set_query(0, kHead, 77, float_of(0x7FFFFFFFu));
+  if (c.query().element == 2) c.set_query(1, kHead, 3, HUGE_VALF);
+  const int32_t own = c.kv.pages * c.kv.page - 1;
+  c.selected(2)[17] = own;
+  for (int b : {0, 1, 3}) {
+    for (int t = 0; t < c.valid[size_t(b)]; ++t) ASSERT_NE(c.selected(b)[t], own);
+  }
+  c.encode_random(own);
+  c.row(own)[3] = std::byte(0xFF);
+  c.row(own)[c.kv.row_bytes - 1] = std::byte(0x7F);
+  size_t nth = 0;
+  for_cpu_targets([&](const Backend& backend) {
+    const CoreResult got = run_core(c, backend, 2);
+    const CoreResult& want = clean[nth++];
+    for (int b = 0; b < c.rows(); ++b) {
+      for (int head = 0; head < c.heads(); ++head) {
+        const bool harmed = (b == 0 && head == kHead) || (b == 1 && head == kHead && c.query().element == 2) || b == 2;
+        const size_t at = size_t(b * c.heads() + head);
+        SCOPED_TRACE(place_in(got, at * kLatent));
+        int finite = 0, changed = 0;
+        for (size_t i = at * kLatent; i < (at + 1) * kLatent; ++i) {
+          finite += std::isfinite(to_float(got.latent[i]));
+          changed += got.latent[i].bits != want.latent[i].bits;
+        }
+        if (harmed) {
+          EXPECT_TRUE(std::isnan(got.lse[at]));
+          EXPECT_EQ(finite, 0);
+        } else {
+          EXPECT_EQ(bits_of(got.lse[at]), bits_of(want.lse[at]));
+          EXPECT_EQ(changed, 0);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dsacore

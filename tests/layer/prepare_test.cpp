@@ -1,0 +1,182 @@
+// What prepare and prepare_cache refuse (spec 10), and what they report.
+#include <cstdlib>
+#include <fstream>
+
+#include "support/layer.h"
+
+namespace dsacore {
+namespace {
+
+Case small_case() {
+  CaseOptions options;
+  options.heads = 2;
+  options.batch = 4;
+  options.q = 2;
+  options.context = "40,100";
+  options.q_lora = 128;
+  options.index_heads = 8;
+  options.topk = 16;
+  return make_case(options);
+}
+
+struct OptionRefusal {
+  const char* argument;
+  void (*spoil)(PrepareOptions&);
+};
+class PrepareRefuses : public ::testing::TestWithParam<OptionRefusal> {};
+
+TEST_P(PrepareRefuses, NamingTheArgument) {
+  const Case c = small_case();
+  Context context({.threads = 1});
+  PrepareOptions options = test::options_for(c);
+  GetParam().spoil(options);
+  const Error error = test::error_of([&] { PreparedLayer(context, c.config, c.weights, options); });
+  EXPECT_EQ(error.code, ErrorCode::kRefused);
+  EXPECT_EQ(error.argument, GetParam().argument) << error.message();
+  EXPECT_TRUE(context.reserved().empty()) << "memory was reserved before the refusal";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Spec10, PrepareRefuses,
+    ::testing::Values(
+        OptionRefusal{"batches", [](PrepareOptions& o) { o.batches.clear(); }},
+        OptionRefusal{"queries", [](PrepareOptions& o) { o.queries.clear(); }},
+        OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {9}; }}, OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {0}; }},
+        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 0; }},
+        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 257; }},
+        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches.push_back(o.batches[0]); }},
+        OptionRefusal{"pitch of batch 4", [](PrepareOptions& o) { o.batches[0].pitch_elems -= 1; }},
+        OptionRefusal{"batches, queries", [](PrepareOptions& o) { o.queries = {3}; }},
+        OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = 0; }},
+        OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = kMaxContext + 1; }},
+        OptionRefusal{"cache_pages", [](PrepareOptions& o) { o.cache_pages = -1; }},
+        OptionRefusal{"overlap", [](PrepareOptions& o) { o.overlap = "sideways"; }},
+        OptionRefusal{"kernels", [](PrepareOptions& o) { o.kernels = "nothing=x"; }},
+        OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=missing"; }}));
+
+struct CacheRefusal {
+  const char* argument;
+  void (*spoil)(KvCache&, IndexCache&);
+};
+class PrepareCacheRefuses : public ::testing::TestWithParam<CacheRefusal> {};
+
+TEST_P(PrepareCacheRefuses, NamingTheArgument) {
+  const Case c = small_case();
+  test::CaseCaches caches(c);
+  Context context({.threads = 1});
+  PrepareOptions options = test::options_for(c);
+  options.cache_pages = c.index.pages;
+  PreparedLayer layer(context, c.config, c.weights, options);
+  GetParam().spoil(caches.kv, caches.index);
+  const Error error = test::error_of([&] { layer.prepare_cache(caches.kv, caches.index); });
+  EXPECT_EQ(error.code, ErrorCode::kRefused);
+  EXPECT_EQ(error.argument, GetParam().argument) << error.message();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Spec10, PrepareCacheRefuses,
+    ::testing::Values(CacheRefusal{"kv_cache format", [](KvCache& kv, IndexCache&) { kv.format = KvFormat::kFp8; }},
+                      CacheRefusal{"index_cache format", [](KvCache&, IndexCache& index) { index.format = IndexFormat::kMxfp4; }},
+                      CacheRefusal{"kv_cache row", [](KvCache& kv, IndexCache&) { kv.row_bytes = 576; }},
+                      CacheRefusal{"index_cache row", [](KvCache&, IndexCache& index) { index.row_bytes = 68; }},
+                      CacheRefusal{"kv_cache", [](KvCache& kv, IndexCache&) { kv.data = nullptr; }},
+                      CacheRefusal{"index_cache", [](KvCache&, IndexCache& index) { index.data = nullptr; }},
+                      CacheRefusal{"page", [](KvCache& kv, IndexCache&) { kv.page = 96; }},
+                      CacheRefusal{"page", [](KvCache& kv, IndexCache&) { kv.page = 0; }},
+                      CacheRefusal{"stride_rows", [](KvCache& kv, IndexCache&) { kv.stride_rows = 63; }},
+                      CacheRefusal{"kv_cache pages", [](KvCache& kv, IndexCache&) { kv.pages = 0; }},
+                      CacheRefusal{"kv_cache", [](KvCache& kv, IndexCache&) { kv.pages = (int64_t(1) << 31) / 64 + 1; }},
+                      CacheRefusal{"index_cache pages", [](KvCache&, IndexCache& index) { index.pages += 1; }}));
+
+TEST(PrepareCache, KeepsTheCachesThatItWasBoundTo) {
+  const Case c = small_case();
+  test::CaseCaches caches(c);
+  test::CaseCaches others(c);
+  Context context({.threads = 1});
+  PreparedLayer layer(context, c.config, c.weights, test::options_for(c));
+  layer.prepare_cache(caches.kv, caches.index);
+  layer.prepare_cache(caches.kv, caches.index);
+  EXPECT_EQ(test::error_of([&] { layer.prepare_cache(others.kv, others.index); }).argument, "kv_cache, index_cache");
+}
+
+TEST(PrepareCache, PhysicalRowsMayReachTheLastInt32) {
+  const Case c = small_case();
+  test::CaseCaches caches(c);
+  Context context({.threads = 1});
+  PreparedLayer layer(context, c.config, c.weights, test::options_for(c));
+  caches.kv.pages = (int64_t(1) << 31) / 64;  // bound, never touched
+  layer.prepare_cache(caches.kv, caches.index);
+}
+
+TEST(Prepare, ReportsItsChoicesAndReservations) {
+  const Case c = small_case();
+  std::vector<std::string> lines;
+  Context context({.threads = 1, .on_choice = [&](std::string_view line) { lines.emplace_back(line); }});
+  PrepareOptions options = test::options_for(c);
+  options.queries = {1, 2};
+  options.batches.push_back({16, c.sizes.width() + 8});
+  const PreparedLayer layer(context, c.config, c.weights, options);
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines, layer.choices());
+  EXPECT_NE(lines[0].find("B=4 q=1 query="), std::string::npos) << lines[0];
+  int64_t total = 0;
+  for (const ReservedItem& item : layer.reserved_bytes()) {
+    EXPECT_FALSE(item.name.empty());
+    EXPECT_GE(item.bytes, 0);
+    total += item.bytes;
+  }
+  EXPECT_GE(total, 16 * 2 * kQueryRow * 2 + 16 * 2 * kLatent * 2);
+}
+
+TEST(Prepare, OverlapModesAreAcceptedAndListed) {
+  const Case c = small_case();
+  Context context({.threads = 1});
+  for (const char* mode : {"serial", "wait", "fork", "front", "late", "late_front"}) {
+    PrepareOptions options = test::options_for(c);
+    options.overlap = mode;
+    const PreparedLayer layer(context, c.config, c.weights, options);
+    EXPECT_NE(layer.choices()[0].find(std::string("overlap=") + mode), std::string::npos);
+  }
+}
+
+TEST(Context, RefusesWhatItCannotRun) {
+  EXPECT_EQ(test::error_of([] { Context({.backend = BackendKind::kCuda}); }).argument, "backend");
+  EXPECT_EQ(test::error_of([] { Context({.cpu_target = "pdp11"}); }).argument, "cpu_target");
+  EXPECT_EQ(test::error_of([] { Context({.threads = -1}); }).argument, "threads");
+  EXPECT_EQ(test::error_of([] { Context({.threads = 5000}); }).argument, "threads");
+  EXPECT_EQ(test::error_of([] { Context({.threads = 1, .tables_file = "/nonexistent/tables.json"}); }).argument, "tables");
+}
+
+/// Sets an environment variable for the length of a test.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Environment() { unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+TEST(Context, ReadsItsEnvironment) {
+  {
+    Environment threads("DSACORE_THREADS", "3");
+    EXPECT_EQ(Context(ContextOptions()).threads(), 3);
+    EXPECT_EQ(Context({.threads = 2}).threads(), 2);
+  }
+  {
+    Environment threads("DSACORE_THREADS", "3 of them");
+    EXPECT_EQ(test::error_of([] { Context context{ContextOptions()}; }).argument, "DSACORE_THREADS");
+  }
+  {
+    Environment target("DSACORE_CPU_TARGET", "pdp11");
+    EXPECT_EQ(test::error_of([] { Context context{ContextOptions()}; }).argument, "DSACORE_CPU_TARGET");
+    EXPECT_EQ(Context({.backend = BackendKind::kReference}).cpu_target(), "scalar");
+  }
+  {
+    Environment tables("DSACORE_TABLES", "/nonexistent/tables.json");
+    EXPECT_EQ(test::error_of([] { Context context{ContextOptions()}; }).argument, "tables");
+  }
+}
+
+}  // namespace
+}  // namespace dsacore

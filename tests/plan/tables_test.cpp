@@ -1,0 +1,64 @@
+#include "plan/tables.h"
+
+#include <gtest/gtest.h>
+
+#include "dsacore/status.h"
+
+namespace dsacore {
+namespace {
+
+constexpr const char* kText = R"({"version": 1, "tables": [
+  {"backend": "cpu", "target": "avx2", "max_heads": 12, "kernels": {"query": "1-8:a,9-256:b"}, "overlap": "1-4:fork,5-256:serial",
+   "partial": "proj"},
+  {"backend": "cpu", "kernels": {"query": "c"}}]})";
+
+std::string_view kernel(const Tables& tables, int rows) {
+  return tables.kernels[static_cast<size_t>(StageId::kQuery)].find(rows).value_or("");
+}
+
+TEST(Tables, TakesTheFirstEntryThatFits) {
+  const Tables exact = read_tables(kText, "text", "cpu", "avx2", 12);
+  EXPECT_EQ(kernel(exact, 8), "a");
+  EXPECT_EQ(kernel(exact, 9), "b");
+  EXPECT_EQ(exact.overlap.find(4), "fork");
+  EXPECT_EQ(exact.partial.find(1), "proj");
+  EXPECT_EQ(kernel(read_tables(kText, "text", "cpu", "avx2", 13), 8), "c");
+  EXPECT_EQ(kernel(read_tables(kText, "text", "cpu", "sse4", 12), 8), "c");
+}
+
+TEST(Tables, AnEntryMayBeMissing) {
+  const Tables none = read_tables(kText, "text", "reference", "scalar", 12);
+  EXPECT_EQ(kernel(none, 1), "");
+  EXPECT_EQ(none.overlap.find(1), "serial");
+  EXPECT_EQ(none.partial.find(1), "bf16");
+}
+
+TEST(Tables, TheBuiltInOnesCanBeRead) {
+  for (const char* backend : {"reference", "cpu"}) {
+    EXPECT_EQ(read_tables(builtin_tables(), "built-in", backend, "avx2", 12).overlap.find(1), "serial");
+  }
+}
+
+TEST(Tables, OptionsOverlayThem) {
+  Tables tables = read_tables(kText, "text", "cpu", "avx2", 12);
+  override_tables(tables, "query=1-256:z;indexer=y", "late");
+  EXPECT_EQ(kernel(tables, 8), "z");
+  EXPECT_EQ(tables.kernels[static_cast<size_t>(StageId::kIndexer)].find(1), "y");
+  EXPECT_EQ(tables.overlap.find(200), "late");
+}
+
+TEST(Tables, RefusesMalformedText) {
+  for (const char* text : {"", "{", "[]", R"({"version": 2, "tables": []})", R"({"version": 1})",
+                           R"({"version": 1, "tables": [{"kernels": {"nothing": "x"}}]})",
+                           R"({"version": 1, "tables": [{"overlap": "sideways"}]})", R"({"version": 1, "tables": [{"overlap": 3}]})",
+                           R"({"version": 1, "tables": [{"partial": "fp64"}]})"}) {
+    EXPECT_THROW(read_tables(text, "text", "cpu", "avx2", 12), Exception) << text;
+  }
+  Tables tables;
+  EXPECT_THROW(override_tables(tables, "nothing=x", ""), Exception);
+  EXPECT_THROW(override_tables(tables, "query", ""), Exception);
+  EXPECT_THROW(override_tables(tables, "", "sideways"), Exception);
+}
+
+}  // namespace
+}  // namespace dsacore
