@@ -21,20 +21,8 @@ struct GenerateCommand {
   CaseOptions options;
   std::string k_norm = "f32";
   std::string slots = "owned";
-  std::vector<std::string> adversarial;
-  bool adversarial_given = false;
+  std::string adversarial;
 };
-
-/// `a,b` and several words alike.
-std::vector<std::string> split_list(const std::vector<std::string>& words) {
-  std::vector<std::string> parts;
-  for (const std::string& word : words) {
-    for (const std::string& part : CLI::detail::split(word, ',')) {
-      if (!part.empty()) parts.push_back(part);
-    }
-  }
-  return parts;
-}
 
 void make_folder(const std::string& path) {
   std::error_code error;
@@ -45,8 +33,7 @@ void make_folder(const std::string& path) {
 int generate(GenerateCommand& c) {
   c.options.k_norm_bf16 = c.k_norm == "bf16";
   c.options.slots = c.slots == "owned" ? SlotsKind::kOwned : c.slots == "negative" ? SlotsKind::kNegative : SlotsKind::kMixed;
-  c.options.adversarial = split_list(c.adversarial);
-  if (c.adversarial_given && c.options.adversarial.empty()) c.options.adversarial = {"all"};
+  if (!c.adversarial.empty()) c.options.adversarial = CLI::detail::split(c.adversarial, ',');
   const std::string layer = c.out + "/layer.safetensors", step = c.out + "/step.safetensors";
   {
     const Progress progress("generating", 0);
@@ -102,15 +89,14 @@ void add_generate(CLI::App& program, Chosen& chosen) {
       ->capture_default_str();
   app.add_option("--k-norm", c->k_norm, "Type of the index key norm")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   app.add_flag("--no-k-bias", o.no_k_bias, "Leave out the bias of the index key norm");
-  app.add_option("--adversarial", c->adversarial,
-                 "Awkward values: all (or nothing), or a list of ties,equal,magnitude,subnormal,zero,negzero,nan,inf "
-                 "(nan and inf need 2 and 3 requests)")
-      ->expected(0, 1)
-      ->type_name("[LIST]")
-      ->each([c](const std::string&) { c->adversarial_given = true; });
-  CLI::Option* adversarial = app.get_option("--adversarial");
+  CLI::Option* adversarial =
+      app.add_option("--adversarial", c->adversarial,
+                     "Awkward values: all, or a list of ties,equal,magnitude,subnormal,zero,negzero,nan,inf; without a list all "
+                     "(nan and inf need 2 and 3 requests)")
+          ->expected(0, 1)
+          ->type_name("[LIST]");
   app.callback([c, adversarial, &chosen] {
-    c->adversarial_given = adversarial->count() > 0;
+    if (adversarial->count() > 0 && c->adversarial.empty()) c->adversarial = "all";
     chosen.act = [c] { return generate(*c); };
   });
 }
