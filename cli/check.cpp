@@ -37,7 +37,8 @@ struct Checked {
 
 Checked run_both(const CheckCommand& c) {
   // Each run updates caches, so each has a mapping of its own; the third keeps them as they were.
-  CaseFiles before = open_case(c.layer, c.step), first = open_case(c.layer, c.step), second = open_case(c.layer, c.step);
+  CaseFiles before = open_case(c.layer, c.step), first = open_case(c.layer, c.step),
+            second = open_case(c.layer, c.step);
   RunOptions against;
   against.backend = c.against;
   against.cpu_target = c.against_target;
@@ -57,7 +58,8 @@ Checked run_both(const CheckCommand& c) {
     progress.set_what("comparing " + std::string(part));
     if (std::exchange(started, true)) progress.advance();
   };
-  const Backend& backend = c.against == BackendKind::kReference ? reference_backend() : *cpu_backend(expected.report.target);
+  const Backend& backend =
+      c.against == BackendKind::kReference ? reference_backend() : *cpu_backend(expected.report.target);
   return {compare(inputs_of(before), backend, expected.outputs, got.outputs, options), expected.report, got.report};
 }
 
@@ -77,22 +79,24 @@ int check(CheckCommand& c) {
     for (const AgreementLine& line : checked.lines) {
       lines.push_back({{"tensor", line.tensor}, {"figure", line.figure}, {"bound", line.bound}, {"ok", line.ok}});
     }
-    fmt::print("{}\n", nlohmann::json{{"agree", agree},
-                                      {"expected", {{"backend", name_of(c.against)}, {"target", checked.expected.target}}},
-                                      {"judged",
-                                       {{"backend", name_of(c.run.backend)},
-                                        {"target", checked.got.target},
-                                        {"threads", checked.got.threads},
-                                        {"dcp", c.run.dcp}}},
-                                      {"lines", lines}}
-                           .dump(2));
+    fmt::print("{}\n",
+               nlohmann::json{{"agree", agree},
+                              {"expected", {{"backend", name_of(c.against)}, {"target", checked.expected.target}}},
+                              {"judged",
+                               {{"backend", name_of(c.run.backend)},
+                                {"target", checked.got.target},
+                                {"threads", checked.got.threads},
+                                {"dcp", c.run.dcp}}},
+                              {"lines", lines}}
+                   .dump(2));
     return agree ? 0 : kDisagree;
   }
-  fmt::print("{}{} against {}\n", name_text(c.run.backend, checked.got), c.run.dcp > 1 ? fmt::format(" in {} ranks", c.run.dcp) : "",
-             name_text(c.against, checked.expected));
+  fmt::print("{}{} against {}\n", name_text(c.run.backend, checked.got),
+             c.run.dcp > 1 ? fmt::format(" in {} ranks", c.run.dcp) : "", name_text(c.against, checked.expected));
   Table table({{"", false}, {"tensor", false}, {"found", false}, {"allowed", false}});
   for (const AgreementLine& line : checked.lines) {
-    table.add({line.ok ? styled(Style::kGreen, "agree") : styled(Style::kRed, "DIFFER"), line.tensor, line.figure, line.bound});
+    table.add({line.ok ? styled(Style::kGreen, "agree") : styled(Style::kRed, "DIFFER"), line.tensor, line.figure,
+               line.bound});
   }
   fmt::print("{}{}\n", table.text(), agree ? "the backends agree" : "the backends DISAGREE");
   return agree ? 0 : kDisagree;
@@ -103,12 +107,15 @@ int check(CheckCommand& c) {
 void add_check(CLI::App& program, Chosen& chosen) {
   const auto c = std::make_shared<CheckCommand>();
   CLI::App& app = *program.add_subcommand("check", "Run two backends on files and compare them stage by stage");
-  app.footer("Each stage of the judged backend is compared with the same stage of the other on the inputs that it had.\n"
-             "Exit status 1 where a tensor is outside its bound.");
+  app.footer(
+      "Each stage of the judged backend is compared with the same stage of the other on the inputs that it had.\n"
+      "Exit status 1 where a tensor is outside its bound.");
   add_case(app, c->layer, c->step);
   add_backend(app, c->run.backend)->description("The backend that is judged");
-  add_named<BackendKind>(app, "--against", c->against, backend_of, {"reference", "cpu", "cuda"}, "The backend that it is judged by");
-  app.add_option("--against-target", c->against_target, "Instruction set of a cpu backend that is judged by (default: the best)");
+  add_named<BackendKind>(app, "--against", c->against, backend_of, {"reference", "cpu", "cuda"},
+                         "The backend that it is judged by");
+  app.add_option("--against-target", c->against_target,
+                 "Instruction set of a cpu backend that is judged by (default: the best)");
   add_machine(app, c->run);
   add_ranks(app, c->run, c->deadline_seconds);
   app.add_flag("--json", c->json, "Print the comparison in JSON");

@@ -6,8 +6,8 @@
 
 namespace dsacore::cli {
 
-/// What the chosen subcommand does; its result is the exit status (0, or 1 where it found what it looked for to be wrong).
-/// Bad input leaves it as an Exception.
+/// What the chosen subcommand does; its result is the exit status (0, or 1 where it found what it looked for to be
+/// wrong). Bad input leaves it as an Exception.
 struct Chosen {
   std::function<int()> act;
 };

@@ -1,4 +1,6 @@
 // dsacore generate: a synthetic layer and step from a seed (the options of the oracle's make_case.py).
+#include "io/generate.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -9,7 +11,6 @@
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "dsacore/status.h"
-#include "io/generate.h"
 #include "io/layer_file.h"
 #include "io/step_file.h"
 
@@ -32,7 +33,9 @@ void make_folder(const std::string& path) {
 
 int generate(GenerateCommand& c) {
   c.options.k_norm_bf16 = c.k_norm == "bf16";
-  c.options.slots = c.slots == "owned" ? SlotsKind::kOwned : c.slots == "negative" ? SlotsKind::kNegative : SlotsKind::kMixed;
+  c.options.slots = c.slots == "owned"      ? SlotsKind::kOwned
+                    : c.slots == "negative" ? SlotsKind::kNegative
+                                            : SlotsKind::kMixed;
   if (!c.adversarial.empty()) c.options.adversarial = CLI::detail::split(c.adversarial, ',');
   const std::string layer = c.out + "/layer.safetensors", step = c.out + "/step.safetensors";
   {
@@ -49,10 +52,17 @@ int generate(GenerateCommand& c) {
 
 void add_shape(CLI::App& app, CaseOptions& o) {
   app.add_option("--seed", o.seed, "Same seed and options, same bytes")->capture_default_str();
-  app.add_option("--heads", o.heads, "Attention heads H, 1..128")->check(CLI::Range(1, kMaxHeads))->capture_default_str();
-  app.add_option("--batch", o.batch, "Rows B, padded requests included, 1..256")->check(CLI::Range(1, kMaxRows))->capture_default_str();
-  app.add_option("--q", o.q, "Rows per request, 1..8; must divide the rows")->check(CLI::Range(1, kMaxQ))->capture_default_str();
-  app.add_option("--context", o.context, "seq_len of the requests: N, a list A,B,C (cycled), or LO-HI (log-uniform, both ends used)")
+  app.add_option("--heads", o.heads, "Attention heads H, 1..128")
+      ->check(CLI::Range(1, kMaxHeads))
+      ->capture_default_str();
+  app.add_option("--batch", o.batch, "Rows B, padded requests included, 1..256")
+      ->check(CLI::Range(1, kMaxRows))
+      ->capture_default_str();
+  app.add_option("--q", o.q, "Rows per request, 1..8; must divide the rows")
+      ->check(CLI::Range(1, kMaxQ))
+      ->capture_default_str();
+  app.add_option("--context", o.context,
+                 "seq_len of the requests: N, a list A,B,C (cycled), or LO-HI (log-uniform, both ends used)")
       ->capture_default_str();
   add_kv_format(app, o.kv_format);
   add_index_format(app, o.index_format);
@@ -60,7 +70,9 @@ void add_shape(CLI::App& app, CaseOptions& o) {
   app.add_option("--stride-rows", o.stride_rows,
                  "Rows between the starts of two pages (default: --page); above --page the cache is flat in the file");
   app.add_flag("--index-table", o.index_table, "Give the index cache a block table of its own");
-  app.add_option("--topk", o.topk, "Keys that a row attends to, 1..2048")->check(CLI::Range(1, kMaxTopk))->capture_default_str();
+  app.add_option("--topk", o.topk, "Keys that a row attends to, 1..2048")
+      ->check(CLI::Range(1, kMaxTopk))
+      ->capture_default_str();
   app.add_option("--index-heads", o.index_heads, "Index heads, 8..64")
       ->check(CLI::Range(kMinIndexHeads, kMaxIndexHeads))
       ->capture_default_str();
@@ -73,7 +85,8 @@ void add_generate(CLI::App& program, Chosen& chosen) {
   const auto c = std::make_shared<GenerateCommand>();
   CLI::App& app = *program.add_subcommand("generate", "Make a synthetic layer and step from a seed");
   CaseOptions& o = c->options;
-  app.add_option("--out", c->out, "Folder for layer.safetensors and step.safetensors; made where it is missing")->required();
+  app.add_option("--out", c->out, "Folder for layer.safetensors and step.safetensors; made where it is missing")
+      ->required();
   add_shape(app, o);
   app.add_option("--pitch-pad", o.pitch_pad, "Columns after each projected row, all NaN; at least 0")
       ->check(CLI::NonNegativeNumber)
@@ -87,14 +100,16 @@ void add_generate(CLI::App& program, Chosen& chosen) {
   app.add_option("--spare-pages", o.spare_pages, "Pages that no request owns; at least 0")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--k-norm", c->k_norm, "Type of the index key norm")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  app.add_option("--k-norm", c->k_norm, "Type of the index key norm")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   app.add_flag("--no-k-bias", o.no_k_bias, "Leave out the bias of the index key norm");
-  CLI::Option* adversarial =
-      app.add_option("--adversarial", c->adversarial,
-                     "Awkward values: all, or a list of ties,equal,magnitude,subnormal,zero,negzero,nan,inf; without a list all "
-                     "(nan and inf need 2 and 3 requests)")
-          ->expected(0, 1)
-          ->type_name("[LIST]");
+  CLI::Option* adversarial = app.add_option("--adversarial", c->adversarial,
+                                            "Awkward values: all, or a list of "
+                                            "ties,equal,magnitude,subnormal,zero,negzero,nan,inf; without a list all "
+                                            "(nan and inf need 2 and 3 requests)")
+                                 ->expected(0, 1)
+                                 ->type_name("[LIST]");
   app.callback([c, adversarial, &chosen] {
     if (adversarial->count() > 0 && c->adversarial.empty()) c->adversarial = "all";
     chosen.act = [c] { return generate(*c); };

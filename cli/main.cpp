@@ -21,8 +21,9 @@ std::string version_text() {
     const char* value = std::getenv(name);
     return fmt::format("{:<20} {}\n", name, value != nullptr ? fmt::format("= {}", value) : "not set");
   };
-  return fmt::format("dsacore {}\ncommit      {}\nbackends    {}\nCPU targets {} (compiled: {})\nCUDA        {}\n", version(), commit(),
-                     backends(), runnable_cpu_targets(), compiled_cpu_target_names(), cuda_version()) +
+  return fmt::format("dsacore {}\ncommit      {}\nbackends    {}\nCPU targets {} (compiled: {})\nCUDA        {}\n",
+                     version(), commit(), backends(), runnable_cpu_targets(), compiled_cpu_target_names(),
+                     cuda_version()) +
          variable("DSACORE_THREADS") + variable("DSACORE_CPU_TARGET") + variable("DSACORE_TABLES");
 }
 
@@ -60,7 +61,9 @@ int parse_failure(const CLI::App& program, const CLI::ParseError& error) {
 }
 
 int run_program(int argc, char** argv) {
-  CLI::App program("One decode step of one DeepSeek Sparse Attention layer over a packed MLA cache and an indexer cache.", "dsacore");
+  CLI::App program(
+      "One decode step of one DeepSeek Sparse Attention layer over a packed MLA cache and an indexer cache.",
+      "dsacore");
   program.set_version_flag("--version", version_text);
   program.require_subcommand(1);
   program.fallthrough(false);

@@ -9,11 +9,13 @@
 namespace dsacore::cli {
 
 CLI::Option* add_kv_format(CLI::App& app, KvFormat& format) {
-  return add_named<KvFormat>(app, "--kv-format", format, kv_format_of, {"fp8_ds_mla", "fp8", "nvfp4_ds_mla"}, "Format of the MLA cache");
+  return add_named<KvFormat>(app, "--kv-format", format, kv_format_of, {"fp8_ds_mla", "fp8", "nvfp4_ds_mla"},
+                             "Format of the MLA cache");
 }
 
 CLI::Option* add_index_format(CLI::App& app, IndexFormat& format) {
-  return add_named<IndexFormat>(app, "--index-format", format, index_format_of, {"fp8", "mxfp4"}, "Format of the index cache");
+  return add_named<IndexFormat>(app, "--index-format", format, index_format_of, {"fp8", "mxfp4"},
+                                "Format of the index cache");
 }
 
 CLI::Option* add_backend(CLI::App& app, BackendKind& backend) {
@@ -26,14 +28,17 @@ void add_machine(CLI::App& app, RunOptions& options) {
                      " (default: DSACORE_CPU_TARGET, else the best that this machine runs)");
   app.add_option("--threads", options.threads, "Threads in all, 1..1024 (default: DSACORE_THREADS, else every core)")
       ->check(CLI::Range(1, 1024));
-  app.add_option("--tables", options.tables_file, "Kernel and overlap tables (default: DSACORE_TABLES, else the built-in ones)");
+  app.add_option("--tables", options.tables_file,
+                 "Kernel and overlap tables (default: DSACORE_TABLES, else the built-in ones)");
   app.add_option("--overlap", options.overlap,
-                 "Overlap mode, or a table of modes by rows such as 1-4:front,5-64:fork (default: the tables'); modes: serial wait "
+                 "Overlap mode, or a table of modes by rows such as 1-4:front,5-64:fork (default: the tables'); modes: "
+                 "serial wait "
                  "fork front late late_front; the CPU backends give the same bits in each");
 }
 
 void add_ranks(CLI::App& app, RunOptions& options, double& deadline_seconds) {
-  app.add_option("--dcp", options.dcp, "Ranks that share each context (decode context parallelism), 1..8; must divide the heads")
+  app.add_option("--dcp", options.dcp,
+                 "Ranks that share each context (decode context parallelism), 1..8; must divide the heads")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   app.add_option("--interleave", options.interleave, "Tokens in a row that one rank owns, at least 1")
@@ -56,6 +61,8 @@ void require_built(BackendKind backend) {
   throw Exception({ErrorCode::kUnsupported, "backend", "cuda", "not built in; this build has: " + backends()});
 }
 
-std::chrono::milliseconds deadline_of(double seconds) { return std::chrono::milliseconds(std::llround(seconds * 1000)); }
+std::chrono::milliseconds deadline_of(double seconds) {
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
 
 }  // namespace dsacore::cli

@@ -30,7 +30,8 @@ void require_transport(const RunCommand& c) {
     throw Exception({ErrorCode::kUnsupported, "transport", c.transport, "not built in; this build has: threads"});
   }
   if (!c.rendezvous.empty()) {
-    throw Exception({ErrorCode::kRefused, "rendezvous", c.rendezvous, "only for ranks that are processes; the transport is threads"});
+    throw Exception({ErrorCode::kRefused, "rendezvous", c.rendezvous,
+                     "only for ranks that are processes; the transport is threads"});
   }
   if (c.rank >= 0) {
     throw Exception({ErrorCode::kRefused, "rank", std::to_string(c.rank),
@@ -39,22 +40,23 @@ void require_transport(const RunCommand& c) {
 }
 
 std::string shape_text(const Inputs& in) {
-  return fmt::format("B={} q={} H={} index_heads={} q_lora={} topk={}, {} requests up to {} tokens, kv {} index {}", in.step.batch,
-                     in.step.q, in.sizes.heads, in.sizes.index_heads, in.sizes.q_lora, in.config.topk, in.step.seq_lens.extent(0),
-                     longest_context(in.step), name_of(in.config.kv_format), name_of(in.config.index_format));
+  return fmt::format("B={} q={} H={} index_heads={} q_lora={} topk={}, {} requests up to {} tokens, kv {} index {}",
+                     in.step.batch, in.step.q, in.sizes.heads, in.sizes.index_heads, in.sizes.q_lora, in.config.topk,
+                     in.step.seq_lens.extent(0), longest_context(in.step), name_of(in.config.kv_format),
+                     name_of(in.config.index_format));
 }
 
 void print_summary(const RunCommand& c, const Inputs& in, const RunReport& report, int64_t file_bytes) {
   fmt::print("{}\n", shape_text(in));
-  fmt::print("{} on {}, {} thread{}{}\n", name_of(c.run.backend), report.target, report.threads, report.threads == 1 ? "" : "s",
-             c.run.dcp > 1 ? fmt::format(" in each of {} ranks", c.run.dcp) : "");
+  fmt::print("{} on {}, {} thread{}{}\n", name_of(c.run.backend), report.target, report.threads,
+             report.threads == 1 ? "" : "s", c.run.dcp > 1 ? fmt::format(" in each of {} ranks", c.run.dcp) : "");
   std::string stages;
   for (const StageTime& stage : report.stages) {
     stages += fmt::format("{}{} {}", stages.empty() ? "" : ", ", stage.stage, seconds_text(stage.seconds));
   }
   fmt::print("{}: {}\n", styled(Style::kBold, seconds_text(report.run_seconds)), stages);
-  fmt::print("prepared in {}; {} of files, {} reserved\n", seconds_text(report.prepare_seconds), bytes_text(double(file_bytes)),
-             bytes_text(double(report.reserved_bytes)));
+  fmt::print("prepared in {}; {} of files, {} reserved\n", seconds_text(report.prepare_seconds),
+             bytes_text(double(file_bytes)), bytes_text(double(report.reserved_bytes)));
   fmt::print("wrote {}\n", c.out);
 }
 
@@ -125,13 +127,15 @@ void add_run(CLI::App& program, Chosen& chosen) {
   app.add_option("--dump", c->dump, "What to write: out, or all for the tensors between the stages and the caches too")
       ->check(CLI::IsMember({"out", "all"}))
       ->capture_default_str();
-  app.add_flag("--check-inputs", c->check_inputs, "Check slots, pages and lengths before the step; the CPU backends always do");
+  app.add_flag("--check-inputs", c->check_inputs,
+               "Check slots, pages and lengths before the step; the CPU backends always do");
   add_ranks(app, c->run, c->deadline_seconds);
   app.add_option("--transport", c->transport, "How ranks reach each other")
       ->check(CLI::IsMember({"threads", "shm", "mpi", "cuda", "nccl"}))
       ->capture_default_str();
   app.add_option("--rendezvous", c->rendezvous, "Folder where ranks that are processes meet");
-  app.add_option("--rank", c->rank, "This process's rank, where ranks are processes; 0..7")->check(CLI::Range(0, kMaxRanks - 1));
+  app.add_option("--rank", c->rank, "This process's rank, where ranks are processes; 0..7")
+      ->check(CLI::Range(0, kMaxRanks - 1));
   app.add_flag("--json", c->json, "Print a summary in JSON");
   app.callback([c, &chosen] { chosen.act = [c] { return run(*c); }; });
 }

@@ -32,9 +32,12 @@ std::string suggestion(const CLI::App& app, const std::vector<std::string>& argu
   for (const CLI::App* subcommand : app.get_subcommands({})) names.push_back(subcommand->get_name());
   for (const std::string& argument : arguments) {
     const std::string_view wanted = std::string_view(argument).substr(0, argument.find('='));
-    const auto by_distance = [&](const std::string& a, const std::string& b) { return distance(wanted, a) < distance(wanted, b); };
+    const auto by_distance = [&](const std::string& a, const std::string& b) {
+      return distance(wanted, a) < distance(wanted, b);
+    };
     const auto nearest = std::min_element(names.begin(), names.end(), by_distance);
-    if (nearest != names.end() && distance(wanted, *nearest) <= 1 + wanted.size() / 4) return " (did you mean " + *nearest + "?)";
+    if (nearest != names.end() && distance(wanted, *nearest) <= 1 + wanted.size() / 4)
+      return " (did you mean " + *nearest + "?)";
   }
   return {};
 }

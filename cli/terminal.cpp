@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kQuietFor = 1s;      // shorter work shows nothing
+constexpr auto kQuietFor = 1s;  // shorter work shows nothing
 constexpr auto kRedraw = 100ms;
 constexpr int kBarWidth = 28;
 
@@ -88,9 +88,15 @@ std::string Table::text() const {
     text.erase(text.find_last_not_of(' ') + 1);
     out += style(text) + "\n";
   };
-  line([&](size_t i) { return columns_[i].title; }, [](const std::string& text) { return styled(Style::kDim, text); });
+  const bool titled =
+      std::any_of(columns_.begin(), columns_.end(), [](const Column& column) { return !column.title.empty(); });
+  if (titled) {
+    line([&](size_t i) { return columns_[i].title; },
+         [](const std::string& text) { return styled(Style::kDim, text); });
+  }
   for (const auto& row : rows_) {
-    line([&](size_t i) { return i < row.size() ? row[i] : std::string(); }, [](const std::string& text) { return text; });
+    line([&](size_t i) { return i < row.size() ? row[i] : std::string(); },
+         [](const std::string& text) { return text; });
   }
   return out;
 }
@@ -123,7 +129,8 @@ void Progress::draw_loop() {
     if (steps_ > 0) {
       const double share = std::clamp(double(done_.load()) / double(steps_), 0.0, 1.0);
       const int full = int(std::lround(share * kBarWidth));
-      line += fmt::format("  [{:=<{}}{:{}}] {:3.0f} %", "", full, "", kBarWidth - full, share * 100);
+      line += fmt::format("  [{}{}] {:3.0f} %", std::string(size_t(full), '='),
+                          std::string(size_t(kBarWidth - full), ' '), share * 100);
     }
     line += fmt::format("  {:.0f} s", seconds);
     std::fwrite(line.data(), 1, line.size(), stderr);

@@ -26,7 +26,7 @@ std::string bytes_text(double bytes);
 /// "1.23 ms".
 std::string seconds_text(double seconds);
 
-/// A table of text columns, the first aligned left, others as told.
+/// A table of text columns, a line of titles first where there are any.
 class Table {
  public:
   struct Column {
@@ -42,7 +42,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// A line on standard error, where that is a terminal, for work that takes over a second: what is done, how far, how long.
+/// A line on standard error, where that is a terminal, for work that takes over a second: what is done, how far, how
+/// long.
 class Progress {
  public:
   /// `steps` 0: not known, shows only the time.

@@ -1,5 +1,6 @@
 // Speed of Bf16Ops for each cpu target that this machine runs, at the sizes that the stages use.
-// FLOP/s count two per product; bytes/s of rows_dot count the matrix once. A "cold" matrix is one of a set larger than the caches.
+// FLOP/s count two per product; bytes/s of rows_dot count the matrix once. A "cold" matrix is one of a set larger than
+// the caches.
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -38,8 +39,15 @@ void rows_dot(benchmark::State& state, const cpu::Bf16Ops* ops, int n, int k, in
   std::vector<float> y(size_t(b) * size_t(n));
   int copy = 0;
   for (auto _ : state) {
-    ops->rows_dot({.w = w.data() + copy * size, .w_pitch = k, .n = n, .x = x.data(), .x_pitch = k, .b = b, .k = k,
-                   .y = y.data(), .y_pitch = n});
+    ops->rows_dot({.w = w.data() + copy * size,
+                   .w_pitch = k,
+                   .n = n,
+                   .x = x.data(),
+                   .x_pitch = k,
+                   .b = b,
+                   .k = k,
+                   .y = y.data(),
+                   .y_pitch = n});
     copy = (copy + 1) % copies;
     benchmark::ClobberMemory();
   }
@@ -53,8 +61,16 @@ void block_dot(benchmark::State& state, const cpu::Bf16Ops* ops, int m, int n, i
   std::vector<float> c(size_t(m) * size_t(n));
   int copy = 0;
   for (auto _ : state) {
-    ops->block_dot({.a = a.data() + copy * size, .a_pitch = k, .m = m, .b = b.data(), .b_pitch = 2 * n, .n = n, .k = k,
-                    .c = c.data(), .c_pitch = n, .accumulate = false});
+    ops->block_dot({.a = a.data() + copy * size,
+                    .a_pitch = k,
+                    .m = m,
+                    .b = b.data(),
+                    .b_pitch = 2 * n,
+                    .n = n,
+                    .k = k,
+                    .c = c.data(),
+                    .c_pitch = n,
+                    .accumulate = false});
     copy = (copy + 1) % copies;
     benchmark::ClobberMemory();
   }
@@ -78,16 +94,17 @@ void register_target(const std::string& target) {
   for (const int b : {1, 2, 4, 8, 16}) {
     const std::string name = "rows_dot/" + target + "/n:2304/k:1536/b:" + std::to_string(b);
     benchmark::RegisterBenchmark((name + "/cold").c_str(), rows_dot, ops, 2304, 1536, b, kColdCopies);
-    benchmark::RegisterBenchmark(("rows_dot/" + target + "/n:64/k:1536/b:" + std::to_string(b)).c_str(), rows_dot, ops, 64,
-                                 1536, b, 1);
+    benchmark::RegisterBenchmark(("rows_dot/" + target + "/n:64/k:1536/b:" + std::to_string(b)).c_str(), rows_dot, ops,
+                                 64, 1536, b, 1);
   }
   constexpr std::array<std::array<int, 3>, 4> kBlocks{{{64, 32, 128}, {64, 16, 576}, {12, 512, 64}, {6, 512, 64}}};
   for (const auto& [m, n, k] : kBlocks) {
-    const std::string name = "block_dot/" + target + "/m:" + std::to_string(m) + "/n:" + std::to_string(n) + "/k:" + std::to_string(k);
+    const std::string name =
+        "block_dot/" + target + "/m:" + std::to_string(m) + "/n:" + std::to_string(n) + "/k:" + std::to_string(k);
     benchmark::RegisterBenchmark(name.c_str(), block_dot, ops, m, n, k, 1);
   }
-  benchmark::RegisterBenchmark(("block_dot/" + target + "/m:2304/n:64/k:1536/cold").c_str(), block_dot, ops, 2304, 64, 1536,
-                               kColdCopies);
+  benchmark::RegisterBenchmark(("block_dot/" + target + "/m:2304/n:64/k:1536/cold").c_str(), block_dot, ops, 2304, 64,
+                               1536, kColdCopies);
   benchmark::RegisterBenchmark(("decode_e4m3/" + target).c_str(), decode_e4m3, ops, 8192);
 }
 

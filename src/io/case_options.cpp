@@ -1,5 +1,7 @@
 #include "io/case_options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -25,18 +27,16 @@ constexpr int kMaxSparePages = 1 << 20;
 
 void require_range(const char* option, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
-  refuse(option, std::to_string(value), "allowed " + std::to_string(low) + ".." + std::to_string(high));
+  refuse(option, std::to_string(value), fmt::format("allowed {}..{}", low, high));
 }
 
 void require_multiple(const char* option, int64_t value, int64_t of, int64_t high) {
   if (value >= of && value <= high && value % of == 0) return;
-  refuse(option, std::to_string(value),
-         "allowed: multiples of " + std::to_string(of) + " up to " + std::to_string(high));
+  refuse(option, std::to_string(value), fmt::format("allowed: multiples of {} up to {}", of, high));
 }
 
 [[noreturn]] void refuse_context(const std::string& text) {
-  refuse("--context", text,
-         "allowed: N, a list A,B,C or LO-HI, each 1.." + std::to_string(kMaxContext) + ", LO at most HI");
+  refuse("--context", text, fmt::format("allowed: N, a list A,B,C or LO-HI, each 1..{}, LO at most HI", kMaxContext));
 }
 
 int64_t parse_length(const std::string& whole, std::string_view part) {
@@ -89,8 +89,7 @@ void check_case_options(const CaseOptions& o) {
   require_range("--heads", o.heads, 1, kMaxHeads);
   require_range("--batch", o.batch, 1, kMaxRows);
   require_range("--q", o.q, 1, kMaxQ);
-  if (o.batch % o.q != 0)
-    refuse("--batch", std::to_string(o.batch), "must be a multiple of --q " + std::to_string(o.q));
+  if (o.batch % o.q != 0) refuse("--batch", std::to_string(o.batch), fmt::format("must be a multiple of --q {}", o.q));
   require_range("--pad-requests", o.pad_requests, 0, o.batch / o.q);
   parse_context(o.context);
   require_multiple("--page", o.page, kIndexPage, kMaxPage);

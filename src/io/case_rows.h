@@ -31,8 +31,7 @@ struct CaseRows {
   }
 };
 
-/// All rows of the step; those of the first `live` requests with the adversarial kinds of the case, one kind a row in
-/// turn.
+/// All rows of the step. Those of the first `live` requests have the case's adversarial kinds, one kind a row, in turn.
 CaseRows make_rows(const CaseOptions& options, const LayerSizes& sizes, const CaseKinds& kinds, const KeySource& source,
                    int live);
 

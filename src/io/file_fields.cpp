@@ -1,5 +1,7 @@
 #include "io/file_fields.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -34,7 +36,7 @@ void require_format(const SafetensorsFile& file, std::string_view format) {
   const auto require = [&](std::string_view key, std::string_view wanted) {
     const std::string& text = need_metadata(file, key);
     if (text != wanted)
-      throw file_error(ErrorCode::kRefused, file.name(), key, printable(text), "must be " + std::string(wanted));
+      throw file_error(ErrorCode::kRefused, file.name(), key, printable(text), fmt::format("must be {}", wanted));
   };
   require("format", format);
   require("version", kFileVersion);
@@ -44,7 +46,8 @@ int64_t need_integer(const SafetensorsFile& file, std::string_view key) {
   const std::string& text = need_metadata(file, key);
   int64_t value = 0;
   if (!parse_whole(text, value)) {
-    throw file_error(ErrorCode::kMalformedFile, file.name(), key, '"' + printable(text) + '"', "must be an integer");
+    throw file_error(ErrorCode::kMalformedFile, file.name(), key, fmt::format("\"{}\"", printable(text)),
+                     "must be an integer");
   }
   return value;
 }
@@ -53,7 +56,7 @@ double need_number(const SafetensorsFile& file, std::string_view key) {
   const std::string& text = need_metadata(file, key);
   double value = 0;
   if (!parse_whole(text, value) || !std::isfinite(value)) {
-    throw file_error(ErrorCode::kMalformedFile, file.name(), key, '"' + printable(text) + '"',
+    throw file_error(ErrorCode::kMalformedFile, file.name(), key, fmt::format("\"{}\"", printable(text)),
                      "must be a finite number");
   }
   return value;
@@ -65,22 +68,20 @@ std::string number_text(double value) {
 }
 
 std::string tensor_text(const SafetensorsTensor& tensor) {
-  return printable(tensor.dtype) + " " + shape_text(tensor.shape);
+  return fmt::format("{} {}", printable(tensor.dtype), shape_text(tensor.shape));
 }
 
 const SafetensorsTensor& need_tensor(const SafetensorsFile& file, std::string_view name,
                                      std::initializer_list<ElementType> types, int rank) {
-  std::string allowed = "must be";
-  for (const ElementType type : types) {
-    if (type != *types.begin()) allowed += " or";
-    allowed += " " + std::string(name_of(type));
-  }
-  allowed += " of " + std::to_string(rank) + (rank == 1 ? " axis" : " axes");
+  std::vector<std::string_view> names;
+  for (const ElementType type : types) names.push_back(name_of(type));
+  const std::string allowed =
+      fmt::format("must be {} of {} {}", fmt::join(names, " or "), rank, rank == 1 ? "axis" : "axes");
   const SafetensorsTensor* tensor = file.find(name);
-  if (tensor == nullptr) throw file_error(ErrorCode::kMalformedFile, file.name(), name, "absent", std::move(allowed));
+  if (tensor == nullptr) throw file_error(ErrorCode::kMalformedFile, file.name(), name, "absent", allowed);
   const bool typed = tensor->type && std::find(types.begin(), types.end(), *tensor->type) != types.end();
   if (!typed || int(tensor->shape.size()) != rank) {
-    throw file_error(ErrorCode::kRefused, file.name(), name, tensor_text(*tensor), std::move(allowed));
+    throw file_error(ErrorCode::kRefused, file.name(), name, tensor_text(*tensor), allowed);
   }
   return *tensor;
 }
@@ -89,7 +90,7 @@ void require_extent(const SafetensorsFile& file, const SafetensorsTensor& tensor
                     const std::string& allowed) {
   if (tensor.shape[size_t(axis)] == extent) return;
   throw file_error(ErrorCode::kRefused, file.name(), tensor.name, tensor_text(tensor),
-                   "axis " + std::to_string(axis) + " " + allowed);
+                   fmt::format("axis {} {}", axis, allowed));
 }
 
 UnknownFields unknown_fields(const SafetensorsFile& file, std::initializer_list<std::string_view> tensors,

@@ -1,5 +1,7 @@
 #include "io/generate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,7 +30,7 @@ T* allocate(Case& made, int64_t n) {
     made.storage.push_back(std::make_unique_for_overwrite<std::byte[]>(size_t(bytes)));
   } catch (const std::bad_alloc&) {
     throw Exception(
-        {ErrorCode::kNoMemory, "case", std::to_string(bytes) + " bytes", "must fit the memory; lower --context"});
+        {ErrorCode::kNoMemory, "case", fmt::format("{} bytes", bytes), "must fit the memory; lower --context"});
   }
   return reinterpret_cast<T*>(made.storage.back().get());
 }
@@ -194,7 +196,7 @@ void make_caches(Case& made, const CaseOptions& o, int64_t pages, int64_t index_
   const int64_t rows = (pages - 1) * kv.stride_rows + kv.page;
   if (rows > std::numeric_limits<int32_t>::max()) {
     throw Exception({ErrorCode::kRefused, "--context", o.context,
-                     "the cache would have " + std::to_string(rows) + " physical rows; allowed are 2147483647"});
+                     fmt::format("the cache would have {} physical rows; allowed are 2147483647", rows)});
   }
   kv.data = allocate<std::byte>(made, rows * kv.row_bytes);
   std::memset(kv.data, 0xFF, size_t(rows * kv.row_bytes));

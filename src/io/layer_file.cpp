@@ -1,5 +1,7 @@
 #include "io/layer_file.h"
 
+#include <fmt/format.h>
+
 #include <limits>
 #include <optional>
 #include <utility>
@@ -44,7 +46,7 @@ LayerConfig read_config(SafetensorsFile& file) {
   const int64_t topk = need_integer(file, "topk");
   if (topk < 1 || topk > kMaxTopk) {
     throw file_error(ErrorCode::kRefused, file.name(), "topk", std::to_string(topk),
-                     "allowed 1.." + std::to_string(kMaxTopk));
+                     fmt::format("allowed 1..{}", kMaxTopk));
   }
   c.topk = int(topk);
   c.eps = need_number(file, "eps");
@@ -68,7 +70,7 @@ int need_groups(const SafetensorsFile& file, const SafetensorsTensor& tensor, in
   const int64_t extent = tensor.shape[0];
   if (extent > 0 && extent % rows == 0 && extent / rows <= std::numeric_limits<int>::max()) return int(extent / rows);
   throw file_error(ErrorCode::kRefused, file.name(), tensor.name, tensor_text(tensor),
-                   "rows must be " + std::string(group) + " * " + std::to_string(rows));
+                   fmt::format("rows must be {} * {}", group, rows));
 }
 
 void read_weights(LayerFile& layer) {
@@ -82,7 +84,7 @@ void read_weights(LayerFile& layer) {
   const SafetensorsTensor& k_norm = need_tensor(file, kKNorm, {ElementType::kF32, kBf16}, 1);
 
   const int64_t q_lora = q_norm.shape[0];
-  const std::string q_lora_text = "must be q_lora " + std::to_string(q_lora);
+  const std::string q_lora_text = fmt::format("must be q_lora {}", q_lora);
   if (q_lora < 1 || q_lora > std::numeric_limits<int>::max()) {
     throw file_error(ErrorCode::kRefused, file.name(), q_norm.name, tensor_text(q_norm), "must hold q_lora weights");
   }
@@ -90,7 +92,7 @@ void read_weights(LayerFile& layer) {
   const int index_heads = need_groups(file, wq_b, kIndexDim, "index heads");
   require_extent(file, kv_norm, 0, kLatent, "must be 512");
   require_extent(file, q_b, 1, q_lora, q_lora_text);
-  require_extent(file, kv_b, 0, int64_t(heads) * kKvB, "must be " + std::to_string(heads) + " heads * 256");
+  require_extent(file, kv_b, 0, int64_t(heads) * kKvB, fmt::format("must be {} heads * 256", heads));
   require_extent(file, kv_b, 1, kLatent, "must be 512");
   require_extent(file, wq_b, 1, q_lora, q_lora_text);
   require_extent(file, k_norm, 0, kIndexDim, "must be 128");

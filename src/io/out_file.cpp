@@ -1,5 +1,7 @@
 #include "io/out_file.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "io/safetensors_writer.h"
@@ -60,8 +62,7 @@ OutFile parse_out_file(SafetensorsFile file) {
     if (read.file.find(name) == nullptr) return TensorView{};
     const SafetensorsTensor& tensor = need_tensor(read.file, name, types, rank);
     if (has_rows)
-      require_extent(read.file, tensor, 0, out.shape[0],
-                     "must be the " + std::to_string(out.shape[0]) + " rows of out");
+      require_extent(read.file, tensor, 0, out.shape[0], fmt::format("must be the {} rows of out", out.shape[0]));
     return view_of(read.file, tensor);
   };
   OutTensors& t = read.tensors;

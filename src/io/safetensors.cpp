@@ -1,6 +1,7 @@
 #include "io/safetensors.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -39,15 +40,14 @@ SafetensorsFile::SafetensorsFile(std::span<std::byte> bytes, std::string name) :
   const auto malformed = [&](const char* what, std::string value, std::string allowed) {
     return file_error(ErrorCode::kMalformedFile, name_, what, std::move(value), std::move(allowed));
   };
-  if (bytes.size() < kLengthBytes)
-    throw malformed("size", std::to_string(bytes.size()) + " bytes", "must be at least 8");
+  if (bytes.size() < kLengthBytes) throw malformed("size", fmt::format("{} bytes", bytes.size()), "must be at least 8");
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kLengthBytes);
   const uint64_t rest = bytes.size() - kLengthBytes;
   if (length > kMaxHeader) throw malformed("header length", std::to_string(length), "must be at most 100000000");
   if (length > rest) {
     throw malformed("header length", std::to_string(length),
-                    "must be at most the " + std::to_string(rest) + " bytes that follow");
+                    fmt::format("must be at most the {} bytes that follow", rest));
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
   header_ = parse_safetensors_header({text, size_t(length)}, int64_t(rest - length), name_);

@@ -1,5 +1,7 @@
 #include "io/safetensors_header.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -56,7 +58,7 @@ class HeaderReader {
       if (!header_.metadata.emplace(key_, text).second) return fail("__metadata__", key_, "every key may appear once");
       return true;
     }
-    if (place_ != Place::kTensor || key_ != "dtype") return wrong_value('"' + printable(text) + '"');
+    if (place_ != Place::kTensor || key_ != "dtype") return wrong_value(fmt::format("\"{}\"", printable(text)));
     tensor_.dtype = text;
     return true;
   }
@@ -122,7 +124,7 @@ class HeaderReader {
   }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) {
-    return fail("header", "JSON that breaks off at its byte " + std::to_string(position), "must be one JSON object");
+    return fail("header", fmt::format("JSON that breaks off at its byte {}", position), "must be one JSON object");
   }
 
  private:
@@ -138,7 +140,7 @@ class HeaderReader {
     switch (place_) {
       case Place::kOutside: return fail("header", value, "must be one JSON object");
       case Place::kTop: return fail(key_, value, "must be an object with dtype, shape and data_offsets");
-      case Place::kMetadata: return fail("__metadata__." + key_, value, "must be a string");
+      case Place::kMetadata: return fail(fmt::format("__metadata__.{}", key_), value, "must be a string");
       case Place::kTensor:
         if (key_ == "dtype") return fail(tensor_.name + ".dtype", value, "must be a string");
         if (key_ == "shape") return fail(tensor_.name + ".shape", value, "must be an array");
@@ -152,7 +154,7 @@ class HeaderReader {
 
   bool end_tensor() {
     for (const char* key : {"dtype", "shape", "data_offsets"}) {
-      if (!seen_.contains(key)) return fail(tensor_.name + "." + key, "absent", "must be given");
+      if (!seen_.contains(key)) return fail(fmt::format("{}.{}", tensor_.name, key), "absent", "must be given");
     }
     for (const ElementType type : kOurs) {
       if (name_of(type) == tensor_.dtype) tensor_.type = type;
@@ -180,8 +182,7 @@ void check_tensor(const SafetensorsTensor& tensor, int64_t data_bytes, const std
   };
   const std::string offsets = shape_text({tensor.begin, tensor.end});
   if (tensor.end > data_bytes) {
-    throw fail(".data_offsets", offsets,
-               "must lie within the " + std::to_string(data_bytes) + " data bytes of the file");
+    throw fail(".data_offsets", offsets, fmt::format("must lie within the {} data bytes of the file", data_bytes));
   }
   const std::optional<int> bytes = bytes_of(tensor);
   if (!bytes) return;
@@ -193,7 +194,7 @@ void check_tensor(const SafetensorsTensor& tensor, int64_t data_bytes, const std
   }
   if (size != tensor.end - tensor.begin) {
     throw fail(".data_offsets", offsets,
-               tensor.dtype + " " + shape_text(tensor.shape) + " takes " + std::to_string(size) + " bytes");
+               fmt::format("{} {} takes {} bytes", tensor.dtype, shape_text(tensor.shape), size));
   }
 }
 
@@ -208,16 +209,16 @@ void check_coverage(const std::vector<SafetensorsTensor>& tensors, int64_t data_
   for (const size_t i : order) {
     const SafetensorsTensor& tensor = tensors[i];
     if (tensor.begin != at) {
-      throw file_error(ErrorCode::kMalformedFile, file, printable(tensor.name) + ".data_offsets",
-                       shape_text({tensor.begin, tensor.end}),
-                       std::string(tensor.begin < at ? "overlaps another tensor" : "leaves a hole") +
-                           "; must begin at " + std::to_string(at));
+      throw file_error(
+          ErrorCode::kMalformedFile, file, printable(tensor.name) + ".data_offsets",
+          shape_text({tensor.begin, tensor.end}),
+          fmt::format("{}; must begin at {}", tensor.begin < at ? "overlaps another tensor" : "leaves a hole", at));
     }
     at = tensor.end;
   }
   if (at != data_bytes) {
-    throw file_error(ErrorCode::kMalformedFile, file, "data", std::to_string(data_bytes) + " bytes",
-                     "the tensors take " + std::to_string(at));
+    throw file_error(ErrorCode::kMalformedFile, file, "data", fmt::format("{} bytes", data_bytes),
+                     fmt::format("the tensors take {}", at));
   }
 }
 
@@ -225,9 +226,9 @@ void check_coverage(const std::vector<SafetensorsTensor>& tensors, int64_t data_
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   constexpr size_t kShown = 16;
-  std::string text = "[";
-  for (size_t i = 0; i < std::min(shape.size(), kShown); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + (shape.size() > kShown ? ", ...]" : "]");
+  const bool cut = shape.size() > kShown;
+  return fmt::format("[{}{}]", fmt::join(shape.begin(), shape.begin() + int64_t(std::min(shape.size(), kShown)), ", "),
+                     cut ? ", ..." : "");
 }
 
 std::string printable(std::string_view text) {
@@ -247,7 +248,7 @@ std::string printable(std::string_view text) {
 
 Exception file_error(ErrorCode code, const std::string& file, std::string_view what, std::string value,
                      std::string allowed) {
-  return Exception({code, file + ": " + std::string(what), std::move(value), std::move(allowed)});
+  return Exception({code, fmt::format("{}: {}", file, what), std::move(value), std::move(allowed)});
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes, const std::string& file) {

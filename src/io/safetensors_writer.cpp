@@ -1,6 +1,7 @@
 #include "io/safetensors_writer.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -69,9 +70,8 @@ class PendingFile {
  private:
   void open_temporary() {
     static std::atomic<unsigned> counter{0};
-    const std::string stem = target_ + "." + std::to_string(::getpid()) + ".";
     do {
-      temporary_ = stem + std::to_string(counter++) + ".tmp";
+      temporary_ = fmt::format("{}.{}.{}.tmp", target_, ::getpid(), counter++);
       fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     } while (fd_ < 0 && errno == EEXIST);
     if (fd_ >= 0) return;
@@ -99,16 +99,15 @@ std::string header_text(const std::vector<const NamedTensor*>& tensors, const Fi
   std::string text = "{\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
     if (text.back() != '{') text += ',';
-    text += json_string(key) + ":" + json_string(value);
+    text += fmt::format("{}:{}", json_string(key), json_string(value));
   }
   text += '}';
   int64_t at = 0;
   for (const NamedTensor* tensor : tensors) {
     const TensorView& view = tensor->view;
-    text += "," + json_string(tensor->name) + ":{\"dtype\":\"" + std::string(name_of(view.type)) + "\",\"shape\":[";
-    for (int i = 0; i < view.rank; ++i) text += (i > 0 ? "," : "") + std::to_string(view.shape[i]);
     const int64_t end = at + view.elements() * element_bytes(view.type);
-    text += "],\"data_offsets\":[" + std::to_string(at) + "," + std::to_string(end) + "]}";
+    text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_string(tensor->name),
+                        name_of(view.type), fmt::join(view.shape, view.shape + view.rank, ","), at, end);
     at = end;
   }
   text += '}';
@@ -116,19 +115,27 @@ std::string header_text(const std::vector<const NamedTensor*>& tensors, const Fi
   return text;
 }
 
-/// Calls `sink` with the runs of neighbouring bytes of axes `axis` and on, in order.
+/// Calls `sink` with the runs of neighbouring bytes of a tensor, in order.
 template <class Sink>
-void for_each_run(const TensorView& view, int axis, const std::byte* at, const Sink& sink) {
+void for_each_run(const TensorView& view, const Sink& sink) {
+  if (view.elements() == 0) return;
   const int64_t size = element_bytes(view.type);
-  int64_t dense = 1;
-  bool is_dense = true;
-  for (int i = view.rank - 1; i >= axis; --i) {
-    is_dense = is_dense && (view.stride[i] == dense || view.shape[i] == 1);
-    dense *= view.shape[i];
+  // Three axes for every rank: the missing ones come first and have one element.
+  int64_t shape[3] = {1, 1, 1};
+  int64_t stride[3] = {0, 0, 1};
+  std::copy_n(view.shape, view.rank, shape + 3 - view.rank);
+  std::copy_n(view.stride, view.rank, stride + 3 - view.rank);
+  // Axes that lie without gaps become part of a run, innermost first.
+  int64_t run = shape[2];
+  for (int axis = 1; axis >= 0 && (shape[axis] == 1 || stride[axis] == run); --axis) {
+    run *= shape[axis];
+    shape[axis] = 1;
   }
-  if (dense == 0) return;
-  if (is_dense) return sink(std::span(at, size_t(dense * size)));
-  for (int64_t i = 0; i < view.shape[axis]; ++i) for_each_run(view, axis + 1, at + i * view.stride[axis] * size, sink);
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    for (int64_t j = 0; j < shape[1]; ++j) {
+      sink(std::span(view.data + (i * stride[0] + j * stride[1]) * size, size_t(run * size)));
+    }
+  }
 }
 
 /// Gathers short runs, passes long ones through.
@@ -176,7 +183,7 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   buffer.write(std::as_bytes(std::span(&length, 1)));
   buffer.write(std::as_bytes(std::span(header)));
   for (const NamedTensor* tensor : ordered) {
-    for_each_run(tensor->view, 0, tensor->view.data, [&](std::span<const std::byte> run) { buffer.write(run); });
+    for_each_run(tensor->view, [&](std::span<const std::byte> run) { buffer.write(run); });
   }
   buffer.flush();
   file.commit();

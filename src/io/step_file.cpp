@@ -1,5 +1,7 @@
 #include "io/step_file.h"
 
+#include <fmt/format.h>
+
 #include <limits>
 #include <utility>
 
@@ -23,7 +25,7 @@ void read_rows(StepFile& f, const SafetensorsTensor& projected) {
     throw refused(f.file, projected.name, tensor_text(projected), "must have B rows, at least 1");
   const int64_t q = need_integer(f.file, "q");
   if (q < 1 || rows % q != 0) {
-    throw refused(f.file, "q", std::to_string(q), "must divide the " + std::to_string(rows) + " rows of projected");
+    throw refused(f.file, "q", std::to_string(q), fmt::format("must divide the {} rows of projected", rows));
   }
   f.step.batch = int(rows);
   f.step.q = int(q);
@@ -31,13 +33,13 @@ void read_rows(StepFile& f, const SafetensorsTensor& projected) {
 
 View<const int64_t, 1> read_slots(StepFile& f, std::string_view name) {
   const SafetensorsTensor& tensor = need_tensor(f.file, name, {ElementType::kI64}, 1);
-  require_extent(f.file, tensor, 0, f.step.batch, "must be the " + std::to_string(f.step.batch) + " rows of projected");
+  require_extent(f.file, tensor, 0, f.step.batch, fmt::format("must be the {} rows of projected", f.step.batch));
   return f.file.view<const int64_t, 1>(tensor);
 }
 
 View<const int32_t, 2> read_table(StepFile& f, std::string_view name, int64_t requests) {
   const SafetensorsTensor& tensor = need_tensor(f.file, name, {ElementType::kI32}, 2);
-  require_extent(f.file, tensor, 0, requests, "must be the " + std::to_string(requests) + " requests");
+  require_extent(f.file, tensor, 0, requests, fmt::format("must be the {} requests", requests));
   return f.file.view<const int32_t, 2>(tensor);
 }
 
@@ -57,7 +59,7 @@ int require_page(const SafetensorsFile& file, std::string_view what, int64_t pag
 int64_t require_stride(const SafetensorsFile& file, int64_t stride_rows, int64_t page) {
   if (stride_rows >= page && stride_rows <= kMaxInt) return stride_rows;
   throw refused(file, "stride_rows", std::to_string(stride_rows),
-                "must be at least the page's " + std::to_string(page) + " rows and below 2^31");
+                fmt::format("must be at least the page's {} rows and below 2^31", page));
 }
 
 /// [pages, P, row]: its pages lie side by side.
@@ -69,12 +71,12 @@ void read_paged_cache(StepFile& f, const SafetensorsTensor& tensor) {
     const int64_t stride_rows = require_stride(f.file, need_integer(f.file, "stride_rows"), f.kv.page);
     if (stride_rows > f.kv.page) {
       throw refused(f.file, "stride_rows", std::to_string(stride_rows),
-                    "a kv_cache of three axes has stride_rows equal to its page " + std::to_string(f.kv.page));
+                    fmt::format("a kv_cache of three axes has stride_rows equal to its page {}", f.kv.page));
     }
   }
   if (find_metadata(f.file, "page") != nullptr && need_integer(f.file, "page") != f.kv.page) {
     throw refused(f.file, "page", need_metadata(f.file, "page"),
-                  "kv_cache has pages of " + std::to_string(f.kv.page) + " rows");
+                  fmt::format("kv_cache has pages of {} rows", f.kv.page));
   }
 }
 
@@ -86,8 +88,7 @@ void read_flat_cache(StepFile& f, const SafetensorsTensor& tensor) {
   const int64_t rows = tensor.shape[0];
   if (rows < f.kv.page || (rows - f.kv.page) % f.kv.stride_rows != 0) {
     throw refused(f.file, tensor.name, tensor_text(tensor),
-                  "rows must be (pages - 1) * stride_rows " + std::to_string(f.kv.stride_rows) + " + page " +
-                      std::to_string(f.kv.page));
+                  fmt::format("rows must be (pages - 1) * stride_rows {} + page {}", f.kv.stride_rows, f.kv.page));
   }
   f.kv.pages = (rows - f.kv.page) / f.kv.stride_rows + 1;
 }
@@ -122,7 +123,7 @@ StepFile parse_step_file(SafetensorsFile file) {
   if (f.file.find("index_block_table") != nullptr)
     f.step.index_block_table = read_table(f, "index_block_table", requests);
   const SafetensorsTensor& seq_lens = need_tensor(f.file, "seq_lens", {ElementType::kI32}, 1);
-  require_extent(f.file, seq_lens, 0, requests, "must be the " + std::to_string(requests) + " requests");
+  require_extent(f.file, seq_lens, 0, requests, fmt::format("must be the {} requests", requests));
   f.step.seq_lens = f.file.view<const int32_t, 1>(seq_lens);
   read_caches(f);
   f.unknown = unknown_fields(
@@ -138,13 +139,13 @@ void check_agreement(const LayerFile& layer, StepFile& f) {
   const int64_t width = layer.sizes.width();
   const int64_t pitch = f.step.projected.stride(0);
   if (pitch < width) {
-    throw refused(f.file, "projected", "pitch " + std::to_string(pitch),
-                  "must be at least the " + std::to_string(width) + " elements of the layer's row");
+    throw refused(f.file, "projected", fmt::format("pitch {}", pitch),
+                  fmt::format("must be at least the {} elements of the layer's row", width));
   }
   const auto require_row = [&](const char* cache, int row, int wanted, std::string_view format) {
     if (row == wanted) return;
-    throw refused(f.file, cache, "rows of " + std::to_string(row) + " bytes",
-                  std::string(format) + " rows have " + std::to_string(wanted) + " bytes");
+    throw refused(f.file, cache, fmt::format("rows of {} bytes", row),
+                  fmt::format("{} rows have {} bytes", format, wanted));
   };
   const LayerConfig& config = layer.config;
   require_row("kv_cache", f.kv.row_bytes, row_bytes(config.kv_format), name_of(config.kv_format));

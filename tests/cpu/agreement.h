@@ -1,5 +1,5 @@
-// Spec 9 as the oracle's check.py applies it, for the tensors of the query stages, the caches and the output: how far a backend's
-// tensor may be from the reference's. Each check names the first element that is out of bounds.
+// Spec 9 as the oracle's check.py applies it, for the tensors of the query stages, the caches and the output: how far a
+// backend's tensor may be from the reference's. Each check names the first element that is out of bounds.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,9 +20,9 @@
 namespace dsacore::test {
 
 inline constexpr double kBoundOut = 8e-3, kBoundQuery = 2e-3, kBoundWeight = 1e-6;
-inline constexpr double kRowFactor = 4;      // no row may be worse than this times the tensor's bound
-inline constexpr double kShare = 0.005;      // of codes that may be neighbours, of scales that may move by one unit
-inline constexpr double kCodeSlack = 0x1p-7; // of a head's largest value
+inline constexpr double kRowFactor = 4;       // no row may be worse than this times the tensor's bound
+inline constexpr double kShare = 0.005;       // of codes that may be neighbours, of scales that may move by one unit
+inline constexpr double kCodeSlack = 0x1p-7;  // of a head's largest value
 
 /// Integers in the order of the values; neighbours differ by one, -0 and +0 are the same.
 inline int bf16_order(BFloat16 x) { return x.bits & 0x8000 ? -int(x.bits & 0x7FFF) : int(x.bits); }
@@ -55,11 +55,11 @@ class CodeTally {
   }
   void wrong(const std::string& what) { note(wrong_, what); }
 
-  /// Codes of one block with power-of-two scales; a block whose scale moved is judged on its values, within `coarse` of the
-  /// larger one: `relative` of it plus `units` of both scales.
+  /// Codes of one block with power-of-two scales; a block whose scale moved is judged on its values, within `coarse` of
+  /// the larger one: `relative` of it plus `units` of both scales.
   template <class Order, class Decode>
-  void block(const std::vector<uint8_t>& got, const std::vector<uint8_t>& want, double got_scale, double want_scale, Order order,
-             Decode decode, double relative, double units, const std::string& where) {
+  void block(const std::vector<uint8_t>& got, const std::vector<uint8_t>& want, double got_scale, double want_scale,
+             Order order, Decode decode, double relative, double units, const std::string& where) {
     ++scales_;
     const bool same = got_scale == want_scale;
     if (!same && got_scale != 2 * want_scale && want_scale != 2 * got_scale) {
@@ -83,9 +83,9 @@ class CodeTally {
     const int64_t may_move = std::max<int64_t>(1, int64_t(std::ceil(kShare * double(scales_))));
     if (far_ == 0 && wrong_ == 0 && differ_ <= allowed && moved_ <= may_move) return ::testing::AssertionSuccess();
     std::ostringstream text;
-    text << name << ": " << differ_ << " of " << total_ << " codes are neighbours (allowed " << allowed << "), " << moved_
-         << " of " << scales_ << " scales moved (allowed " << may_move << "), " << far_ << " codes further apart, " << wrong_
-         << " fields wrong; first: " << first_;
+    text << name << ": " << differ_ << " of " << total_ << " codes are neighbours (allowed " << allowed << "), "
+         << moved_ << " of " << scales_ << " scales moved (allowed " << may_move << "), " << far_
+         << " codes further apart, " << wrong_ << " fields wrong; first: " << first_;
     return ::testing::AssertionFailure() << text.str();
   }
 
@@ -118,8 +118,8 @@ inline ::testing::AssertionResult nearly_equal(const View<BFloat16, 2>& got, con
 
 /// ||got - want|| / ||want|| below the bound over the rows together, and below kRowFactor times it for each.
 template <class Value>
-::testing::AssertionResult norm_agrees(Value got, Value want, const std::vector<int64_t>& rows, int64_t width, double bound,
-                                       const std::string& name) {
+::testing::AssertionResult norm_agrees(Value got, Value want, const std::vector<int64_t>& rows, int64_t width,
+                                       double bound, const std::string& name) {
   double difference = 0, size = 0;
   for (const int64_t row : rows) {
     double row_difference = 0, row_size = 0;
@@ -140,7 +140,8 @@ template <class Value>
 }
 
 /// Query rows given the same q_c.
-inline ::testing::AssertionResult query_agrees(const StageRunner& got, const StageRunner& want, const std::vector<int64_t>& rows) {
+inline ::testing::AssertionResult query_agrees(const StageRunner& got, const StageRunner& want,
+                                               const std::vector<int64_t>& rows) {
   const int heads = want.query.heads;
   if (want.query.element == 2) {
     const auto value = [heads](const StageRunner& r) {
@@ -169,7 +170,8 @@ inline ::testing::AssertionResult query_agrees(const StageRunner& got, const Sta
 }
 
 /// Adds one row of the MLA cache to a tally.
-inline void tally_kv_row(CodeTally& tally, KvFormat format, const std::byte* got, const std::byte* want, const std::string& where) {
+inline void tally_kv_row(CodeTally& tally, KvFormat format, const std::byte* got, const std::byte* want,
+                         const std::string& where) {
   const auto codes = [](const std::byte* at, int n) {
     std::vector<uint8_t> v(static_cast<size_t>(n));
     std::memcpy(v.data(), at, v.size());
@@ -184,12 +186,13 @@ inline void tally_kv_row(CodeTally& tally, KvFormat format, const std::byte* got
     using L = KvFp8DsMla;
     for (int tile = 0; tile < L::kTiles; ++tile) {
       const int at = L::kValuesAt + tile * L::kTile;
-      tally.block(codes(got + at, L::kTile), codes(want + at, L::kTile), L::scale(got, tile), L::scale(want, tile), e4m3_order,
-                  e4m3_to_float, 1.0 / 8, 0x1p-9, where);
+      tally.block(codes(got + at, L::kTile), codes(want + at, L::kTile), L::scale(got, tile), L::scale(want, tile),
+                  e4m3_order, e4m3_to_float, 1.0 / 8, 0x1p-9, where);
     }
     if (std::memcmp(got + L::kPeAt, want + L::kPeAt, kPe * sizeof(BFloat16)) != 0) tally.wrong(where + ": pe");
   } else if (format == KvFormat::kFp8) {
-    for (int i = 0; i < KvFp8::kRowBytes; ++i) tally.code(e4m3_order(uint8_t(got[i])), e4m3_order(uint8_t(want[i])), false, where);
+    for (int i = 0; i < KvFp8::kRowBytes; ++i)
+      tally.code(e4m3_order(uint8_t(got[i])), e4m3_order(uint8_t(want[i])), false, where);
   } else {
     using L = KvNvfp4DsMla;
     for (int block = 0; block < L::kBlocks; ++block) {
@@ -200,7 +203,8 @@ inline void tally_kv_row(CodeTally& tally, KvFormat format, const std::byte* got
       for (int i = 0; i < L::kBlock; ++i) {
         const int gap = std::abs(e2m1_order(a[size_t(i)]) - e2m1_order(b[size_t(i)]));
         // Where the scale moved, neighbours are free.
-        tally.code(x == y || gap > 1 ? e2m1_order(a[size_t(i)]) : e2m1_order(b[size_t(i)]), e2m1_order(b[size_t(i)]), false, where);
+        tally.code(x == y || gap > 1 ? e2m1_order(a[size_t(i)]) : e2m1_order(b[size_t(i)]), e2m1_order(b[size_t(i)]),
+                   false, where);
       }
     }
     if (std::memcmp(got + L::kPeAt, want + L::kPeAt, kPe) != 0) tally.wrong(where + ": pe");
@@ -208,19 +212,23 @@ inline void tally_kv_row(CodeTally& tally, KvFormat format, const std::byte* got
 }
 
 /// Inserted rows of the MLA cache within the bounds, every other byte as the reference left it.
-inline ::testing::AssertionResult kv_cache_agrees(const StageRunner& got, const StageRunner& want, const std::vector<int64_t>& rows) {
+inline ::testing::AssertionResult kv_cache_agrees(const StageRunner& got, const StageRunner& want,
+                                                  const std::vector<int64_t>& rows) {
   CodeTally tally;
   std::vector<std::byte> rest = got.kv_bytes;
   for (int64_t row = 0; row < got.rows; ++row) {
     const Slot slot(got.step().slots(row));
     if (slot.value() < 0) continue;
-    const int64_t at = int64_t(physical_row(place_of(slot, got.kv.page), got.kv.stride_rows).value()) * got.kv.row_bytes;
+    const int64_t at =
+        int64_t(physical_row(place_of(slot, got.kv.page), got.kv.stride_rows).value()) * got.kv.row_bytes;
     if (std::find(rows.begin(), rows.end(), row) != rows.end()) {
-      tally_kv_row(tally, got.kv.format, got.kv_bytes.data() + at, want.kv_bytes.data() + at, "kv_cache, row " + std::to_string(row));
+      tally_kv_row(tally, got.kv.format, got.kv_bytes.data() + at, want.kv_bytes.data() + at,
+                   "kv_cache, row " + std::to_string(row));
     }
     std::memcpy(rest.data() + at, want.kv_bytes.data() + at, size_t(got.kv.row_bytes));
   }
-  if (rest != want.kv_bytes) return ::testing::AssertionFailure() << "kv_cache: bytes outside the inserted rows changed";
+  if (rest != want.kv_bytes)
+    return ::testing::AssertionFailure() << "kv_cache: bytes outside the inserted rows changed";
   return tally.verdict("kv_cache");
 }
 
@@ -254,9 +262,11 @@ inline ::testing::AssertionResult index_cache_agrees(const StageRunner& got, con
           y.push_back(code(b));
         }
         if constexpr (kE4m3) {
-          tally.block(x, y, L::scale(a, place.offset), L::scale(b, place.offset), e4m3_order, e4m3_to_float, 1.0 / 8, 0x1p-9, where);
+          tally.block(x, y, L::scale(a, place.offset), L::scale(b, place.offset), e4m3_order, e4m3_to_float, 1.0 / 8,
+                      0x1p-9, where);
         } else {
-          tally.block(x, y, L::scale(a, place.offset, block), L::scale(b, place.offset, block), e2m1_order, e2m1_to_float, 0, 1, where);
+          tally.block(x, y, L::scale(a, place.offset, block), L::scale(b, place.offset, block), e2m1_order,
+                      e2m1_to_float, 0, 1, where);
         }
       }
       std::memcpy(rest.data() + page + L::value_at(place.offset), b + L::value_at(place.offset), L::kValueBytes);
@@ -264,7 +274,8 @@ inline ::testing::AssertionResult index_cache_agrees(const StageRunner& got, con
     }
     return 0;
   });
-  if (rest != want.index_bytes) return ::testing::AssertionFailure() << "index_cache: bytes outside the inserted tokens changed";
+  if (rest != want.index_bytes)
+    return ::testing::AssertionFailure() << "index_cache: bytes outside the inserted tokens changed";
   return tally.verdict("index_cache");
 }
 
@@ -280,24 +291,27 @@ inline ::testing::AssertionResult index_query_agrees(const StageRunner& got, con
       if (b != 0 && (a == 2 * b || b == 2 * a)) moved = a / b;
       const double gap = std::abs(a - b * moved);
       if (!(gap <= kBoundWeight * std::abs(b * moved)) && a != b) {
-        return ::testing::AssertionFailure() << "head_weights[" << row << "][" << head << "] = " << a << ", must be " << b;
+        return ::testing::AssertionFailure()
+               << "head_weights[" << row << "][" << head << "] = " << a << ", must be " << b;
       }
       const uint8_t* x = got.index_query.row(row, head);
       const uint8_t* y = want.index_query.row(row, head);
-      tally.block({x, x + kIndexDim}, {y, y + kIndexDim}, moved, 1.0, e4m3_order, e4m3_to_float, 1.0 / 8, 0x1p-9, where);
+      tally.block({x, x + kIndexDim}, {y, y + kIndexDim}, moved, 1.0, e4m3_order, e4m3_to_float, 1.0 / 8, 0x1p-9,
+                  where);
     }
   }
   return tally.verdict("index_query");
 }
 
 /// Equal bytes, or the place of the first difference.
-inline ::testing::AssertionResult same_bytes(const void* got, const void* want, int64_t bytes, const std::string& name) {
+inline ::testing::AssertionResult same_bytes(const void* got, const void* want, int64_t bytes,
+                                             const std::string& name) {
   const auto* a = static_cast<const uint8_t*>(got);
   const auto* b = static_cast<const uint8_t*>(want);
   for (int64_t i = 0; i < bytes; ++i) {
     if (a[i] != b[i]) {
-      return ::testing::AssertionFailure() << name << " differs first at byte " << i << " of " << bytes << ": " << int(a[i])
-                                           << ", must be " << int(b[i]);
+      return ::testing::AssertionFailure() << name << " differs first at byte " << i << " of " << bytes << ": "
+                                           << int(a[i]) << ", must be " << int(b[i]);
     }
   }
   return ::testing::AssertionSuccess();

@@ -1,5 +1,5 @@
-// A layer of one head and eight index heads whose weights are ones and zeros, so that every sum of the query stages is exact and
-// their roundings can be tested number by number. q_a is all ones and eps 0: q_c is the norm's weight.
+// A layer of one head and eight index heads whose weights are ones and zeros, so that every sum of the query stages is
+// exact and their roundings can be tested number by number. q_a is all ones and eps 0: q_c is the norm's weight.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,8 @@ class PlainLayer {
   static constexpr int kQLora = 128;
   static constexpr int kIndexHeads = 8;
 
-  /// x[k] = q_c[k % 128] (pe: k - 128), with `pairs` plus q_c[k % 128 ^ 64]; u[n] = x[n % 128]; iq of head h [i] = q_c[i] * 2^(3h).
+  /// x[k] = q_c[k % 128] (pe: k - 128), with `pairs` plus q_c[k % 128 ^ 64]; u[n] = x[n % 128]; iq of head h [i] =
+  /// q_c[i] * 2^(3h).
   explicit PlainLayer(bool pairs) {
     const BFloat16 one = to_bf16(1.0f);
     config.eps = 0;
@@ -27,7 +28,7 @@ class PlainLayer {
       if (pairs) w_qb[size_t(i * kQLora + (i % kQLora ^ 64))] = one;
     }
     for (int n = 0; n < kLatent; ++n) {
-      kv_b[size_t(n % kNope * kLatent + n)] = one;                 // W_UK
+      kv_b[size_t(n % kNope * kLatent + n)] = one;                    // W_UK
       if (n < kValue) kv_b[size_t((kNope + n) * kLatent + n)] = one;  // W_UV transposed: v[n] = latent[n]
     }
     for (int h = 0; h < kIndexHeads; ++h) {
@@ -54,7 +55,11 @@ class PlainLayer {
     const int element = has_fp8_query(config.kv_format) ? 1 : 2;
     std::vector<std::byte> query(size_t(rows * kQueryRow * element), std::byte(kPoison));
     std::vector<BFloat16> q_c(size_t(rows * kQLora));
-    run(backend.query, QueryArgs{&run.owned.model, run.projected(), run.slots(), {}, View<BFloat16, 2>(q_c.data(), rows, kQLora),
+    run(backend.query, QueryArgs{&run.owned.model,
+                                 run.projected(),
+                                 run.slots(),
+                                 {},
+                                 View<BFloat16, 2>(q_c.data(), rows, kQLora),
                                  QueryRows{query.data(), 1, element}});
     return query;
   }
@@ -70,10 +75,13 @@ class PlainLayer {
     for (int row = 0; row < rows; ++row) q_c.insert(q_c.end(), q_norm.begin(), q_norm.end());
     IndexOutput out{std::vector<uint8_t>(size_t(rows * kIndexHeads * kIndexDim), kPoison),
                     std::vector<float>(size_t(rows * kIndexHeads))};
-    run(backend.index_projection,
-        IndexProjectionArgs{&run.owned.model, run.projected(), View<const BFloat16, 2>(q_c.data(), rows, kQLora), run.slots(), {},
-                            View<uint8_t, 3>(out.query.data(), rows, kIndexHeads, kIndexDim),
-                            View<float, 2>(out.weights.data(), rows, kIndexHeads)});
+    run(backend.index_projection, IndexProjectionArgs{&run.owned.model,
+                                                      run.projected(),
+                                                      View<const BFloat16, 2>(q_c.data(), rows, kQLora),
+                                                      run.slots(),
+                                                      {},
+                                                      View<uint8_t, 3>(out.query.data(), rows, kIndexHeads, kIndexDim),
+                                                      View<float, 2>(out.weights.data(), rows, kIndexHeads)});
     return out;
   }
 
@@ -86,13 +94,19 @@ class PlainLayer {
  private:
   struct Run {
     Run(const PlainLayer& layer, const Backend& backend_, int rows_)
-        : backend(backend_), rows(rows_), threads(1), owned(layer.model()),
-          row_values(size_t(rows_) * size_t(owned.model.sizes.width()), to_bf16(1.0f)), slot_values(size_t(rows_), -1) {
+        : backend(backend_),
+          rows(rows_),
+          threads(1),
+          owned(layer.model()),
+          row_values(size_t(rows_) * size_t(owned.model.sizes.width()), to_bf16(1.0f)),
+          slot_values(size_t(rows_), -1) {
       packed.poison(backend.packed_bytes(owned.model.sizes));
       backend.pack(owned.model, packed.data(), threads);
       owned.model.packed = packed.data();
     }
-    View<const BFloat16, 2> projected() const { return View<const BFloat16, 2>(row_values.data(), rows, owned.model.sizes.width()); }
+    View<const BFloat16, 2> projected() const {
+      return View<const BFloat16, 2>(row_values.data(), rows, owned.model.sizes.width());
+    }
     View<const int64_t, 1> slots() const { return View<const int64_t, 1>(slot_values.data(), rows); }
 
     template <class Args>

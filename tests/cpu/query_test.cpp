@@ -1,5 +1,6 @@
-// The cpu backend's query stage (steps 1 to 5) against the reference backend within spec 9, and against plain formulas where the
-// weights make every sum exact; its bits over threads, live rows and broken neighbours. On every target that the machine runs.
+// The cpu backend's query stage (steps 1 to 5) against the reference backend within spec 9, and against plain formulas
+// where the weights make every sum exact; its bits over threads, live rows and broken neighbours. On every target that
+// the machine runs.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -59,13 +60,16 @@ TEST_P(QueryAgreement, Adversarial) {
   compare(options, GetParam().threads);
 }
 
-INSTANTIATE_TEST_SUITE_P(FewRows, QueryAgreement,
-                         ::testing::Values(Shape{1, 128, 1, 1, KvFormat::kFp8DsMla}, Shape{6, 1536, 3, 1, KvFormat::kFp8, 4},
-                                           Shape{12, 2048, 8, 2, KvFormat::kNvfp4DsMla}, Shape{96, 1536, 3, 1, KvFormat::kFp8DsMla},
-                                           Shape{12, 1536, 16, 1, KvFormat::kFp8DsMla, 5}, Shape{96, 128, 9, 3, KvFormat::kFp8}));
+INSTANTIATE_TEST_SUITE_P(
+    FewRows, QueryAgreement,
+    ::testing::Values(Shape{1, 128, 1, 1, KvFormat::kFp8DsMla}, Shape{6, 1536, 3, 1, KvFormat::kFp8, 4},
+                      Shape{12, 2048, 8, 2, KvFormat::kNvfp4DsMla}, Shape{96, 1536, 3, 1, KvFormat::kFp8DsMla},
+                      Shape{12, 1536, 16, 1, KvFormat::kFp8DsMla, 5}, Shape{96, 128, 9, 3, KvFormat::kFp8}));
 INSTANTIATE_TEST_SUITE_P(ManyRows, QueryAgreement,
-                         ::testing::Values(Shape{12, 1536, 17, 1, KvFormat::kFp8DsMla}, Shape{6, 2048, 64, 4, KvFormat::kFp8, 4},
-                                           Shape{1, 128, 64, 1, KvFormat::kNvfp4DsMla}, Shape{3, 256, 82, 1, KvFormat::kFp8DsMla, 5}));
+                         ::testing::Values(Shape{12, 1536, 17, 1, KvFormat::kFp8DsMla},
+                                           Shape{6, 2048, 64, 4, KvFormat::kFp8, 4},
+                                           Shape{1, 128, 64, 1, KvFormat::kNvfp4DsMla},
+                                           Shape{3, 256, 82, 1, KvFormat::kFp8DsMla, 5}));
 
 TEST(Query, StridedCacheIsWrittenInItsPagesOnly) {
   CaseOptions options = options_of({6, 128, 8, 1, KvFormat::kFp8DsMla});
@@ -156,8 +160,8 @@ TEST(Query, BrokenRowHarmsItself) {
   }
 }
 
-// Weights of ones and zeros: x is an element of q_c, or a sum of two, and u is x, so that the roundings of steps 2 to 4 can be
-// written down. q_c itself is the norm's weight, as q_a is all ones and eps is 0.
+// Weights of ones and zeros: x is an element of q_c, or a sum of two, and u is x, so that the roundings of steps 2 to 4
+// can be written down. q_c itself is the norm's weight, as q_a is all ones and eps is 0.
 
 /// The query row of PlainLayer for a q_c of 128 values.
 std::vector<BFloat16> plain_query(const std::vector<BFloat16>& q_c, bool pairs) {
@@ -225,7 +229,8 @@ TEST(Query, RoundsToNearestEven) {
     for (size_t i = 0; i < 64; ++i) {
       const uint32_t exponent = 100 + random() % 60;
       q_c[i] = {uint16_t(random() % 2 << 15 | exponent << 7 | random() % 128)};
-      const uint32_t near[] = {(exponent - 8) << 7, ((exponent - 8) << 7) + 1, ((exponent - 9) << 7) + 127, (exponent - 9) << 7};
+      const uint32_t near[] = {(exponent - 8) << 7, ((exponent - 8) << 7) + 1, ((exponent - 9) << 7) + 127,
+                               (exponent - 9) << 7};
       q_c[i + 64] = {uint16_t(random() % 2 << 15 | near[random() % 4])};
     }
     for (const KvFormat format : {KvFormat::kFp8DsMla, KvFormat::kFp8}) {

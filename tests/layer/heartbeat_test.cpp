@@ -113,7 +113,9 @@ TEST(Heartbeat, StatesReachEveryWindowAndBeatsAreThrottled) {
   std::thread other([&] { ends[1]->open(1024, 10s); });
   ends[0]->open(1024, 10s);
   other.join();
-  const auto word_at = [&](int window) { return load_word(ends[size_t(window)]->window()[size_t(MailboxLayout::heartbeat(0))]); };
+  const auto word_at = [&](int window) {
+    return load_word(ends[size_t(window)]->window()[size_t(MailboxLayout::heartbeat(0))]);
+  };
 
   Heartbeat heartbeat(*ends[0]);
   heartbeat.work();

@@ -1,4 +1,5 @@
-// The layout of a DCP window: parts neither overlap nor leave a word unused but to line up, and no sender's word looks empty.
+// The layout of a DCP window: parts neither overlap nor leave a word unused but to line up, and no sender's word looks
+// empty.
 #include "format/mailbox.h"
 
 #include <gtest/gtest.h>
@@ -33,8 +34,9 @@ std::vector<MailboxSizes> all_sizes() {
 }
 
 std::string text_of(const MailboxSizes& s) {
-  return "ranks " + std::to_string(s.ranks) + " cap " + std::to_string(s.cap) + " heads " + std::to_string(s.heads) + " topk " +
-         std::to_string(s.topk) + " " + std::string(name_of(s.kv_format)) + " width " + std::to_string(s.value_width);
+  return "ranks " + std::to_string(s.ranks) + " cap " + std::to_string(s.cap) + " heads " + std::to_string(s.heads) +
+         " topk " + std::to_string(s.topk) + " " + std::string(name_of(s.kv_format)) + " width " +
+         std::to_string(s.value_width);
 }
 
 /// Which part of the window each word belongs to.
@@ -81,7 +83,8 @@ TEST(MailboxLayout, PartsDoNotOverlap) {
       }
     }
     if (HasFatalFailure()) return;
-    // The sizes of spec 7: [2, cap, D*H, 576], [2, D, cap, topk] of 8 bytes, [2, D, cap, H, width] BF16, [2, D, cap, H] FP32.
+    // The sizes of spec 7: [2, cap, D*H, 576], [2, D, cap, topk] of 8 bytes, [2, D, cap, H, width] BF16, [2, D, cap, H]
+    // FP32.
     const int64_t element = sizes.kv_format == KvFormat::kFp8DsMla ? 2 : 1;
     const int64_t per_row = int64_t(sizes.heads) * (576 * element + 2 * sizes.value_width + 4) + 8 * sizes.topk;
     const int64_t header = 4 + sizes.ranks * (4 + 32) + 2 * sizes.ranks * 16;
@@ -134,7 +137,8 @@ TEST(MailboxLayout, RegionsHaveTheFormatOfTheirWords) {
       }
       return WordFormat::kPlain;
     };
-    EXPECT_EQ(format_at(layout.query(1, 2, 1)), format == KvFormat::kFp8DsMla ? WordFormat::kBf16Pair : WordFormat::kE4m3);
+    EXPECT_EQ(format_at(layout.query(1, 2, 1)),
+              format == KvFormat::kFp8DsMla ? WordFormat::kBf16Pair : WordFormat::kE4m3);
     EXPECT_EQ(format_at(layout.candidates(0, 0, 0)), WordFormat::kPlain);
     EXPECT_EQ(format_at(layout.value(0, 0, 0, 512)), WordFormat::kBf16Pair);
     EXPECT_EQ(format_at(layout.lse(1, 1, 2)), WordFormat::kLse);

@@ -122,8 +122,8 @@ TEST(TakeWords, StopsAtTheFirstArmedWordAndArmsWhatItTook) {
   EXPECT_EQ(take_words(window.data(), {}, armed), 0u);
 }
 
-// The mailboxes' use in small: each round, each rank sends words to every rank, takes what it gets, and so arms it for the round
-// after next. A word that is armed after it was stored is lost, and the round never ends.
+// The mailboxes' use in small: each round, each rank sends words to every rank, takes what it gets, and so arms it for
+// the round after next. A word that is armed after it was stored is lost, and the round never ends.
 TEST(ThreadTransport, TwoBuffersInTurnLoseNoWord) {
   constexpr int kSize = 4, kWords = 37, kRounds = 2000;
   const auto ends = make_thread_transports(kSize);
@@ -143,7 +143,8 @@ TEST(ThreadTransport, TwoBuffersInTurnLoseNoWord) {
           if (taken < kWords) end.yield();
         }
         for (int i = 0; i < kWords; ++i) {
-          ASSERT_EQ(out[size_t(i)], value(from, i)) << "round " << round << " rank " << rank << " from " << from << " word " << i;
+          ASSERT_EQ(out[size_t(i)], value(from, i))
+              << "round " << round << " rank " << rank << " from " << from << " word " << i;
         }
       }
     }

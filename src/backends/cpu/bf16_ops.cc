@@ -8,6 +8,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/bf16_ops.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
@@ -20,6 +21,9 @@ using D32 = hn::ScalableTag<float>;
 using U32 = hn::RebindToUnsigned<D32>;
 using U16 = hn::Repartition<uint16_t, D32>;
 using V32 = hn::Vec<D32>;
+
+/// 32 vector registers, else 16: enough for 16 sums and their operands, or for 8.
+constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON;
 
 /// FP32 values of one vector of BF16 pairs.
 struct Pairs {
@@ -40,9 +44,11 @@ HWY_INLINE V32 MulAddPairs(Pairs a, Pairs b, V32 sum) {
   return hn::MulAdd(a.odd, b.odd, hn::MulAdd(a.even, b.even, sum));
 }
 
-/// Rows n..n+R-1 of the matrix with vectors b..b+B-1. One accumulator each, its lanes summed at the end.
+/// Rows n..n+R-1 of the matrix with vectors b..b+B-1. One accumulator each, its lanes summed at the end. `ahead`
+/// elements further on lie the rows of the next tile, which are asked for meanwhile: a tile's rows are short streams,
+/// over before the hardware's prefetcher has found its stride.
 template <int R, int B>
-HWY_INLINE void RowsTile(const RowsDot& op, int n, int b) {
+HWY_INLINE void RowsTile(const RowsDot& op, int n, int b, int64_t ahead) {
   const BFloat16* w = op.w + n * op.w_pitch;
   const BFloat16* x = op.x + b * op.x_pitch;
   V32 sums[R][B];
@@ -54,6 +60,7 @@ HWY_INLINE void RowsTile(const RowsDot& op, int n, int b) {
     for (int i = 0; i < B; ++i) xs[i] = LoadPairs(x + i * op.x_pitch + k);
     for (int r = 0; r < R; ++r) {
       const Pairs row = LoadPairs(w + r * op.w_pitch + k);
+      if (ahead != 0) hwy::Prefetch(w + r * op.w_pitch + k + ahead);
       for (int i = 0; i < B; ++i) sums[r][i] = MulAddPairs(row, xs[i], sums[r][i]);
     }
   }
@@ -64,17 +71,19 @@ HWY_INLINE void RowsTile(const RowsDot& op, int n, int b) {
   }
 }
 
-template <int R>
-HWY_INLINE void RowsTiles(const RowsDot& op, int n) {
-  int b = 0;
-  for (; b + 2 <= op.b; b += 2) RowsTile<R, 2>(op, n, b);
-  if (b < op.b) RowsTile<R, 1>(op, n, b);
+/// R rows from n with vectors b.., B at a time, then fewer.
+template <int R, int B>
+HWY_INLINE void RowsTiles(const RowsDot& op, int n, int b) {
+  for (; b + B <= op.b; b += B) RowsTile<R, B>(op, n, b, b == 0 && n + 2 * R <= op.n ? R * op.w_pitch : 0);
+  if constexpr (B > 1) {
+    if (b < op.b) RowsTiles<R, B / 2>(op, n, b);
+  }
 }
 
 void RowsDotKernel(const RowsDot& op) {
   int n = 0;
-  for (; n + 4 <= op.n; n += 4) RowsTiles<4>(op, n);
-  for (; n < op.n; ++n) RowsTiles<1>(op, n);
+  for (; n + 4 <= op.n; n += 4) RowsTiles<4, kManyRegisters ? 4 : 2>(op, n, 0);
+  for (; n < op.n; ++n) RowsTiles<1, 4>(op, n, 0);
 }
 
 /// Rows m..m+R-1 with C vectors of columns from n.
@@ -103,8 +112,7 @@ HWY_INLINE void BlockTile(const BlockDot& op, int m, int n) {
   }
 }
 
-// What the registers hold: 16 sums and 4 halves of columns of the 32 that AVX-512 and NEON have, half of it elsewhere.
-constexpr int kBlockRows = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON ? 8 : 4;
+constexpr int kBlockRows = kManyRegisters ? 8 : 4;
 
 template <int R>
 HWY_INLINE void BlockTiles(const BlockDot& op, int m) {
@@ -120,7 +128,8 @@ void BlockDotKernel(const BlockDot& op) {
   if constexpr (kBlockRows > 4) {
     for (; m + 4 <= op.m; m += 4) BlockTiles<4>(op, m);
   }
-  for (; m < op.m; ++m) BlockTiles<1>(op, m);
+  for (; m + 2 <= op.m; m += 2) BlockTiles<2>(op, m);
+  if (m < op.m) BlockTiles<1>(op, m);
 }
 
 void DecodeE4m3(const uint8_t* codes, BFloat16* values, int64_t n) {

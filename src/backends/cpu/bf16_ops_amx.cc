@@ -340,12 +340,20 @@ void some_vectors(const RowsDot& op, int b, int count) {
 
 void rows_dot_amx(const RowsDot& op) {
   if (op.k > kMaxDepth) return rows_dot_avx512(op);
-  for (int b = 0; b < op.b; b += kTile) {
-    const int count = std::min(op.b - b, kTile);
-    if (count == 1) {
-      one_vector(op, b);
-    } else {
-      some_vectors(op, b, count);
+  // Sixteen vectors at a time. Where there are more, a chunk of rows comes back from L2 for each sixteen.
+  const int chunk = op.b <= kTile ? op.n : 256;
+  for (int n = 0; n < op.n; n += chunk) {
+    RowsDot part = op;
+    part.w += n * op.w_pitch;
+    part.n = std::min(op.n - n, chunk);
+    part.y += n;
+    for (int b = 0; b < op.b; b += kTile) {
+      const int count = std::min(op.b - b, kTile);
+      if (count == 1) {
+        one_vector(part, b);
+      } else {
+        some_vectors(part, b, count);
+      }
     }
   }
 }

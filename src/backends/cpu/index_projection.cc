@@ -13,10 +13,10 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/index_projection.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-
+//
 #include "backends/cpu/numeric-inl.h"
 #include "backends/cpu/row_group-inl.h"
+#include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dsacore::cpu {
@@ -59,8 +59,7 @@ float index_scale(float amax) {
 void store_weight(const IndexProjectionArgs& args, int row, int head, float scale) {
   const LayerModel& m = *args.model;
   const float wv = to_float(args.projected.row(row)[m.sizes.wv_at() + head]);
-  args.head_weights(row, head) =
-      wv * scale * float(m.config.index_softmax_scale) * float(m.config.index_head_scale);
+  args.head_weights(row, head) = wv * scale * float(m.config.index_softmax_scale) * float(m.config.index_head_scale);
 }
 
 /// A task a head, then a task a row for its index key.
@@ -95,11 +94,19 @@ struct FewRows {
   void project(int head, int worker) const {
     const View<const BFloat16, 2>& w = args.model->w_iq;
     float* iq = sums + int64_t(worker) * rows * kIndexDim;
-    ops.rows_dot({.w = w.row(int64_t(head) * kIndexDim), .w_pitch = w.stride(0), .n = kIndexDim, .x = args.q_c.data(),
-                  .x_pitch = args.q_c.stride(0), .b = rows, .k = args.model->sizes.q_lora, .y = iq, .y_pitch = kIndexDim});
+    ops.rows_dot({.w = w.row(int64_t(head) * kIndexDim),
+                  .w_pitch = w.stride(0),
+                  .n = kIndexDim,
+                  .x = args.q_c.data(),
+                  .x_pitch = args.q_c.stride(0),
+                  .b = rows,
+                  .k = args.model->sizes.q_lora,
+                  .y = iq,
+                  .y_pitch = kIndexDim});
     for (int row = 0; row < rows; ++row, iq += kIndexDim) {
       const float scale = index_scale(largest_bf16(iq, kIndexDim));
-      // The scale is a power of two between 2^-42 and 2^120, so its reciprocal is exact, and multiplying rounds as dividing does.
+      // The scale is a power of two between 2^-42 and 2^120, so its reciprocal is exact, and multiplying rounds as
+      // dividing does.
       round_to_e4m3(iq, 1.0f / scale, args.index_query.row(row, head), kIndexDim);
       store_weight(args, row, head, scale);
     }
@@ -165,9 +172,16 @@ struct ManyRows {
     float* iq = scratch.sums + int64_t(worker) * kIndexDim * kRowGroup;
     for (int g = 0; g < groups_of(rows); ++g) {
       const RowGroup group = row_group(rows, g);
-      ops.block_dot({.a = w.row(int64_t(head) * kIndexDim), .a_pitch = w.stride(0), .m = kIndexDim, .b = q_c(g),
-                     .b_pitch = 2 * group.columns, .n = group.columns, .k = args.model->sizes.q_lora, .c = iq,
-                     .c_pitch = kRowGroup, .accumulate = false});
+      ops.block_dot({.a = w.row(int64_t(head) * kIndexDim),
+                     .a_pitch = w.stride(0),
+                     .m = kIndexDim,
+                     .b = q_c(g),
+                     .b_pitch = 2 * group.columns,
+                     .n = group.columns,
+                     .k = args.model->sizes.q_lora,
+                     .c = iq,
+                     .c_pitch = kRowGroup,
+                     .accumulate = false});
       float factors[kRowGroup];
       largest_of_columns(iq, group.columns, factors);
       for (int row = 0; row < group.rows; ++row) {

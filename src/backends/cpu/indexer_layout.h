@@ -107,10 +107,10 @@ inline SelectBuffers take_select_buffers(ScratchPieces& pieces, int topk, int64_
 class IndexerScratch {
  public:
   /// `tokens`: the longest request's on this rank. From null it only counts.
-  IndexerScratch(std::byte* base, const QueryPanels& panels, int topk, int64_t tokens, int64_t requests)
+  IndexerScratch(std::byte* base, const QueryPanels& panels, int topk, int64_t tokens, int64_t most_requests)
       : base_(base), panels_(panels), topk_(topk), tokens_(tokens) {
     ScratchPieces pieces(base);
-    this->requests = pieces.take<RequestKeys>(requests);
+    requests = pieces.take<RequestKeys>(most_requests);
     workers_at_ = pieces.bytes();
     ScratchPieces score(nullptr), select(nullptr);
     take_score_buffers(score, panels);

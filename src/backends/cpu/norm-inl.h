@@ -1,5 +1,5 @@
-// RMS norm of steps 1 and 5 of spec 4. Sums and products are FP64, so that the result is the correctly rounded BF16 but for ties
-// of a double rounding; the sum has a fixed order for each instruction set.
+// RMS norm of steps 1 and 5 of spec 4. Sums and products are FP64, so that the result is the correctly rounded BF16 but
+// for ties of a double rounding; the sum has a fixed order for each instruction set.
 #if defined(DSACORE_BACKENDS_CPU_NORM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSACORE_BACKENDS_CPU_NORM_INL_H_
 #undef DSACORE_BACKENDS_CPU_NORM_INL_H_

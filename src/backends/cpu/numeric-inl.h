@@ -1,5 +1,5 @@
-// Vector forms of src/format/numeric.h for the stages of the cpu backend, bit for bit the same results: BF16 and e4m3 from
-// FP32. Included once per Highway target, after hwy/highway.h.
+// Vector forms of src/format/numeric.h for the stages of the cpu backend, bit for bit the same results: BF16 and e4m3
+// from FP32. Included once per Highway target, after hwy/highway.h.
 #if defined(DSACORE_BACKENDS_CPU_NUMERIC_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSACORE_BACKENDS_CPU_NUMERIC_INL_H_
 #undef DSACORE_BACKENDS_CPU_NUMERIC_INL_H_
@@ -16,7 +16,8 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Bits that `to_bf16` gives, in the upper half of each lane; the lower half is zero. BitCast to FP32 it is the rounded value.
+/// Bits that `to_bf16` gives, in the upper half of each lane; the lower half is zero. BitCast to FP32 it is the rounded
+/// value.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> bf16_upper(D, hn::Vec<D> x) {
   const hn::RebindToUnsigned<D> du;
@@ -46,7 +47,8 @@ template <class D>
 HWY_INLINE void store_bf16(D d, hn::Vec<D> x, BFloat16* p) {
   const hn::RebindToSigned<D> di;
   const hn::Rebind<uint16_t, D> d16;
-  const auto bits = hn::BitCast(di, hn::ShiftRight<16>(bf16_upper(d, x)));  // 0..65535: the saturating demotion is exact
+  const auto bits =
+      hn::BitCast(di, hn::ShiftRight<16>(bf16_upper(d, x)));  // 0..65535: the saturating demotion is exact
   hn::StoreU(hn::DemoteTo(d16, bits), d16, &p->bits);
 }
 

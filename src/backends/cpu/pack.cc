@@ -1,5 +1,6 @@
-// The weights that the cpu backend packs at prepare: W_UK transposed per head, [heads, 512, 128], so that step 3 of spec 4 reads
-// rows as every other product does. W_QB, W_IQ and W_UV (which kv_b_proj holds transposed already) are read where they lie.
+// The weights that the cpu backend packs at prepare: W_UK transposed per head, [heads, 512, 128], so that step 3 of
+// spec 4 reads rows as every other product does. W_QB, W_IQ and W_UV (which kv_b_proj holds transposed already) are
+// read where they lie.
 #include "backends/cpu/kernels.h"
 
 namespace dsacore::cpu {
@@ -21,7 +22,9 @@ void transpose_head(const BFloat16* w_uk, int64_t pitch, BFloat16* out) {
 
 }  // namespace
 
-int64_t packed_bytes(const LayerSizes& sizes) { return int64_t(sizes.heads) * kLatent * kNope * int64_t(sizeof(BFloat16)); }
+int64_t packed_bytes(const LayerSizes& sizes) {
+  return int64_t(sizes.heads) * kLatent * kNope * int64_t(sizeof(BFloat16));
+}
 
 void pack(const LayerModel& model, std::byte* packed, Threads& threads) {
   BFloat16* out = reinterpret_cast<BFloat16*>(packed);

@@ -8,9 +8,9 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/partial_merge.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-
+//
 #include "backends/cpu/numeric-inl.h"
+#include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dsacore::cpu {
@@ -19,9 +19,10 @@ namespace {
 
 constexpr int kTaskItems = 16;  // rows times heads of one task
 
-/// How much each rank's partial weighs.
+/// How much each rank's partial weighs, `exp(lse_d - max)`, and what the sum is to be divided by.
 struct Weights {
   float of[kMaxRanks];
+  float total;
   float lse;  // of all ranks together, natural log
 };
 
@@ -38,14 +39,15 @@ Weights weights_of(const PartialMergeArgs& args, int row, int head) {
   }
   Weights w{};
   w.lse = float(top);
+  w.total = 1;
   if (top == kNone) return w;
-  double weight[kMaxRanks];
   double total = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    weight[rank] = std::isnan(top) ? top : std::exp(lse[rank] - top);
-    total += weight[rank];
+    const double weight = std::isnan(top) ? top : std::exp(lse[rank] - top);
+    w.of[rank] = float(weight);
+    total += weight;
   }
-  for (int rank = 0; rank < ranks; ++rank) w.of[rank] = float(weight[rank] / total);
+  w.total = float(total);
   w.lse = float(top + std::log(total));
   return w;
 }
@@ -64,11 +66,13 @@ void merge(const PartialMergeArgs& args, int row, int head) {
     partial[read] = &args.partials(rank, row, head, 0);
     weight[read++] = w.of[rank];
   }
+  // Divided at the end: a sum that is exact stays so until its one rounding.
+  const auto total = hn::Set(d, w.total);
   BFloat16* out = args.merged.row(row, head);
   for (int i = 0; i < int(args.merged.extent(2)); i += int(hn::Lanes(d))) {
     auto sum = hn::Zero(d);
     for (int j = 0; j < read; ++j) sum = hn::MulAdd(hn::Set(d, weight[j]), load_bf16(d, partial[j] + i), sum);
-    store_bf16(d, sum, out + i);
+    store_bf16(d, hn::Div(sum, total), out + i);
   }
 }
 
@@ -98,7 +102,9 @@ HWY_AFTER_NAMESPACE();
 namespace dsacore::cpu {
 
 HWY_EXPORT(PartialMergeKernels);
-std::span<const Kernel<PartialMergeArgs>> partial_merge_kernels() { return HWY_DYNAMIC_DISPATCH(PartialMergeKernels)(); }
+std::span<const Kernel<PartialMergeArgs>> partial_merge_kernels() {
+  return HWY_DYNAMIC_DISPATCH(PartialMergeKernels)();
+}
 
 }  // namespace dsacore::cpu
 #endif

@@ -1,8 +1,8 @@
 // query: steps 1 to 5 of spec 4 on the cpu.
 // q_a -> norm -> q_c -> W_QB -> x -> W_UK, scale, round -> query rows | kv_a -> norm -> quantise -> MLA cache row
 //
-// The weights are read once: a task takes a part of one head's and multiplies it with every row. Kernels: query_few_rows and
-// query_many_rows (rows.h says which when), which share the order of the work, run_query.
+// The weights are read once: a task takes a part of one head's and multiplies it with every row. Kernels:
+// query_few_rows and query_many_rows (rows.h says which when), which share the order of the work, run_query.
 #include <algorithm>
 
 #include "backends/cpu/bf16_ops.h"
@@ -13,20 +13,20 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/query.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-
+//
 #include "backends/cpu/norm-inl.h"
 #include "backends/cpu/numeric-inl.h"
 #include "backends/cpu/row_group-inl.h"
+#include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dsacore::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr int kChunk = 64;            // weight rows of one block_dot
+constexpr int kChunk = 64;  // weight rows of one block_dot
 constexpr int kProjectParts = kHeadQuery / kChunk;
-constexpr int kAbsorbRows = 128;      // rows of the transposed W_UK in one task
+constexpr int kAbsorbRows = 128;  // rows of the transposed W_UK in one task
 constexpr int kAbsorbParts = kLatent / kAbsorbRows;
 
 int rows_of(const QueryArgs& args) { return int(args.projected.extent(0)); }
@@ -51,13 +51,15 @@ void insert_row(const QueryArgs& args, int row) {
   encode_kv(args.kv.format, c, kv_a + kLatent, m.config.k_scale_inv, to);
 }
 
-/// Steps 2 to 5, once q_c is there. A method has `project` (step 2 of some of a head's 192 rows of W_QB; nope is kept for step 3,
-/// pe goes to the query) and `absorb` (step 3 of some of the head's 512 values); both may run for any head at once.
+/// Steps 2 to 5, once q_c is there. A method has `project` (step 2 of some of a head's 192 rows of W_QB; nope is kept
+/// for step 3, pe goes to the query) and `absorb` (step 3 of some of the head's 512 values); both may run for any head
+/// at once.
 template <class Method>
 void run_query(const QueryArgs& args, Threads& threads, const Method& method) {
   const int heads = args.model->sizes.heads;
   const int rows = rows_of(args);
-  // A head a task needs one parallel region less; smaller parts keep every thread busy where heads do not share out evenly.
+  // A head a task needs one parallel region less; smaller parts keep every thread busy where heads do not share out
+  // evenly.
   if (heads % threads.count() == 0 || heads >= 4 * threads.count()) {
     threads.for_each(heads + rows, [&](int64_t task, int worker) {
       if (task >= heads) return insert_row(args, int(task - heads));
@@ -113,8 +115,15 @@ struct FewRows {
   void project(int head, int first, int count, int worker) const {
     const View<const BFloat16, 2>& w = args.model->w_qb;
     float* x = sums(worker);
-    ops.rows_dot({.w = w.row(int64_t(head) * kHeadQuery + first), .w_pitch = w.stride(0), .n = count, .x = args.q_c.data(),
-                  .x_pitch = args.q_c.stride(0), .b = rows, .k = args.model->sizes.q_lora, .y = x, .y_pitch = count});
+    ops.rows_dot({.w = w.row(int64_t(head) * kHeadQuery + first),
+                  .w_pitch = w.stride(0),
+                  .n = count,
+                  .x = args.q_c.data(),
+                  .x_pitch = args.q_c.stride(0),
+                  .b = rows,
+                  .k = args.model->sizes.q_lora,
+                  .y = x,
+                  .y_pitch = count});
     const int nopes = std::clamp(kNope - first, 0, count);
     for (int row = 0; row < rows; ++row, x += count) {
       round_to_bf16(x, nope(head, row) + first, nopes);
@@ -123,9 +132,17 @@ struct FewRows {
   }
 
   void absorb(int head, int first, int count, int worker) const {
-    const BFloat16* w = reinterpret_cast<const BFloat16*>(args.model->packed) + (int64_t(head) * kLatent + first) * kNope;
+    const BFloat16* w =
+        reinterpret_cast<const BFloat16*>(args.model->packed) + (int64_t(head) * kLatent + first) * kNope;
     float* u = sums(worker);
-    ops.rows_dot({.w = w, .w_pitch = kNope, .n = count, .x = nope(head, 0), .x_pitch = kNope, .b = rows, .k = kNope, .y = u,
+    ops.rows_dot({.w = w,
+                  .w_pitch = kNope,
+                  .n = count,
+                  .x = nope(head, 0),
+                  .x_pitch = kNope,
+                  .b = rows,
+                  .k = kNope,
+                  .y = u,
                   .y_pitch = count});
     for (int row = 0; row < rows; ++row, u += count) store(u, row, head, first, count);
   }
@@ -187,8 +204,8 @@ struct ManyRows {
     const int live = std::min(rows - first, kPackRows);
     for (int row = first; row < first + live; ++row) normalise_row(args, row);
     const RowGroup group = row_group(rows, first / kRowGroup);
-    pack_pairs(args.q_c.row(first), args.q_c.stride(0), live, args.model->sizes.q_lora, q_c(first / kRowGroup), group.columns,
-               first - group.first);
+    pack_pairs(args.q_c.row(first), args.q_c.stride(0), live, args.model->sizes.q_lora, q_c(first / kRowGroup),
+               group.columns, first - group.first);
   }
 
   /// Step 4: values `at`..at+kChunk-1 of the query rows of a group.
@@ -210,9 +227,16 @@ struct ManyRows {
     for (int at = first; at < first + count; at += kChunk) {
       for (int g = 0; g < groups_of(rows); ++g) {
         const RowGroup group = row_group(rows, g);
-        ops.block_dot({.a = w.row(int64_t(head) * kHeadQuery + at), .a_pitch = w.stride(0), .m = kChunk, .b = q_c(g),
-                       .b_pitch = 2 * group.columns, .n = group.columns, .k = args.model->sizes.q_lora, .c = x,
-                       .c_pitch = kRowGroup, .accumulate = false});
+        ops.block_dot({.a = w.row(int64_t(head) * kHeadQuery + at),
+                       .a_pitch = w.stride(0),
+                       .m = kChunk,
+                       .b = q_c(g),
+                       .b_pitch = 2 * group.columns,
+                       .n = group.columns,
+                       .k = args.model->sizes.q_lora,
+                       .c = x,
+                       .c_pitch = kRowGroup,
+                       .accumulate = false});
         if (at < kNope) {
           repack_pairs(x, kRowGroup, kChunk, group.columns, nope(head, g) + int64_t(at) * group.columns);
         } else {
@@ -228,8 +252,15 @@ struct ManyRows {
     for (int at = first; at < first + count; at += kChunk) {
       for (int g = 0; g < groups_of(rows); ++g) {
         const RowGroup group = row_group(rows, g);
-        ops.block_dot({.a = w + int64_t(at) * kNope, .a_pitch = kNope, .m = kChunk, .b = nope(head, g),
-                       .b_pitch = 2 * group.columns, .n = group.columns, .k = kNope, .c = u, .c_pitch = kRowGroup,
+        ops.block_dot({.a = w + int64_t(at) * kNope,
+                       .a_pitch = kNope,
+                       .m = kChunk,
+                       .b = nope(head, g),
+                       .b_pitch = 2 * group.columns,
+                       .n = group.columns,
+                       .k = kNope,
+                       .c = u,
+                       .c_pitch = kRowGroup,
                        .accumulate = false});
         store(u, group, head, at);
       }

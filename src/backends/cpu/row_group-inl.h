@@ -1,6 +1,6 @@
-// Rows in groups of up to 64, the way many rows go through Bf16Ops::block_dot: the weights are its row-major `a`, read where they
-// lie, and the rows are the columns of `b`, packed in pairs along k. The product therefore has a column for each row, and is
-// turned back into rows here, where it is rounded anyway.
+// Rows in groups of up to 64, the way many rows go through Bf16Ops::block_dot: the weights are its row-major `a`, read
+// where they lie, and the rows are the columns of `b`, packed in pairs along k. The product therefore has a column for
+// each row, and is turned back into rows here, where it is rounded anyway.
 #if defined(DSACORE_BACKENDS_CPU_ROW_GROUP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSACORE_BACKENDS_CPU_ROW_GROUP_INL_H_
 #undef DSACORE_BACKENDS_CPU_ROW_GROUP_INL_H_
@@ -20,8 +20,8 @@ namespace HWY_NAMESPACE {
 
 HWY_INLINE void copy_four(void* to, const uint32_t* from) { std::memcpy(to, from, 4 * sizeof(uint32_t)); }
 
-/// Packs up to kPackRows rows [rows, k] as kPackRows columns of a group, `column`.. of out[k/2][columns][2]; those past the rows
-/// become zero. `k` is a multiple of 32.
+/// Packs up to kPackRows rows [rows, k] as kPackRows columns of a group, `column`.. of out[k/2][columns][2]; those past
+/// the rows become zero. `k` is a multiple of 32.
 inline void pack_pairs(const BFloat16* x, int64_t x_pitch, int rows, int k, BFloat16* out, int columns, int column) {
   const hn::CappedTag<uint32_t, 16> d;
   const hn::Repartition<uint16_t, decltype(d)> d16;

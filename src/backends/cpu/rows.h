@@ -1,8 +1,9 @@
-// How the stages around the weights (query, index projection, value) take their rows, and how they divide their scratch.
+// How the stages around the weights (query, index projection, value) take their rows, and how they divide their
+// scratch.
 //
-// Up to kFewRows prepared rows, each row of a weight matrix is read once and dotted with all rows (Bf16Ops::rows_dot); above, rows
-// go through Bf16Ops::block_dot in groups (row_group-inl.h). The two may sum in different orders, so the choice follows the
-// prepared B alone and never the live rows: a padded step gives the bits of a full one.
+// Up to kFewRows prepared rows, each row of a weight matrix is read once and dotted with all rows (Bf16Ops::rows_dot);
+// above, rows go through Bf16Ops::block_dot in groups (row_group-inl.h). The two may sum in different orders, so the
+// choice follows the prepared B alone and never the live rows: a padded step gives the bits of a full one.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +15,8 @@
 namespace dsacore::cpu {
 
 inline constexpr int kFewRows = 16;
-inline constexpr int kRowGroup = 64;    ///< rows that share one packed block
-inline constexpr int kPackRows = 16;    ///< rows that are packed at once: block_dot's columns come in sixteens
+inline constexpr int kRowGroup = 64;  ///< rows that share one packed block
+inline constexpr int kPackRows = 16;  ///< rows that are packed at once: block_dot's columns come in sixteens
 
 inline Verdict accepts_few_rows(const ShapeKey& shape) {
   if (shape.rows <= kFewRows) return {};

@@ -20,6 +20,8 @@
 #include "backends/cpu/indexer_layout.h"
 #include "backends/cpu/scores_decode-inl.h"
 #include "format/layouts.h"
+#include "format/paging.h"
+#include "format/score_key.h"
 #include "hwy/highway.h"
 #include "stages/stages.h"
 
@@ -146,13 +148,15 @@ inline UnitKeys unit_keys_for(int columns) {
   }
 }
 
-/// The larger of all blocks, in every block.
+/// The largest of each lane of a vector's 128-bit blocks.
 template <class D>
-HWY_INLINE hn::Vec<hn::Half<hn::Half<D>>> quarter_max(D d, hn::Vec<D> v) {
-  const hn::Half<D> half;
-  const hn::Half<decltype(half)> quarter;
-  const auto m = hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v));
-  return hn::Max(hn::LowerHalf(quarter, m), hn::UpperHalf(quarter, m));
+HWY_INLINE auto largest_of_blocks(hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return largest_of_blocks<hn::Half<D>>(hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
 }
 
 /// Maxima of `groups` groups, a multiple of four.
@@ -167,16 +171,8 @@ inline void group_maxima(const uint32_t* HWY_RESTRICT keys, int64_t groups, uint
       HWY_UNROLL(4)
       for (int t = kScoreLanes; t < kKeyGroup; t += kScoreLanes) v[i] = hn::Max(v[i], hn::Load(d, group + t));
     }
-    const KeyV m = combine_blocks(d, v, MaxVectors());
-    if constexpr (kScoreLanes == 16) {
-      const hn::Half<hn::Half<KeyD>> d4;
-      hn::StoreU(quarter_max(d, m), d4, maxima + g);
-    } else if constexpr (kScoreLanes == 8) {
-      const hn::Half<KeyD> d4;
-      hn::StoreU(hn::Max(hn::LowerHalf(d4, m), hn::UpperHalf(d4, m)), d4, maxima + g);
-    } else {
-      hn::StoreU(m, d, maxima + g);
-    }
+    const auto m = largest_of_blocks<KeyD>(combine_blocks(d, v, MaxVectors()));
+    hn::StoreU(m, hn::DFromV<decltype(m)>(), maxima + g);
   }
 }
 

@@ -92,7 +92,7 @@ alignas(16) constexpr ByteTable kSubnormalLow = e4m3_bytes(Byte::kLow, 0, 1);
 alignas(16) constexpr ByteTable kSubnormalHigh = e4m3_bytes(Byte::kHigh, 0, 1);
 
 /// Values of codes among which some are below 8 or NaN.
-HWY_NOINLINE void store_any_fp8(const std::byte* codes, BFloat16* values) {
+HWY_NOINLINE inline void store_any_fp8(const std::byte* codes, BFloat16* values) {
   const CodeD d;
   const auto code = load_codes(codes);
   const auto magnitude = hn::And(code, hn::Set(d, 0x7F));
@@ -109,7 +109,7 @@ HWY_NOINLINE void store_any_fp8(const std::byte* codes, BFloat16* values) {
 }
 
 /// Decodes a unit of e4m3 keys without their scales, in the order kFp8Order, and asks for the bytes of the unit after it.
-void decode_fp8(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
+inline void decode_fp8(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
   const CodeD d;
   const auto high_table = table(kNormalHigh);
   constexpr int kVectors = 4;  // that one test for subnormal numbers and NaN covers
@@ -211,7 +211,7 @@ HWY_INLINE bool any_nan_scale(const std::byte* scales) {
 
 /// Decodes a unit of MXFP4 keys, scales included, in the order kMxfp4Order, and asks for the bytes of the unit after it. A block with
 /// a NaN scale is all NaN.
-void decode_mxfp4(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
+inline void decode_mxfp4(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
   const bool any_nan = any_nan_scale(unit.scales);
   for (int t = 0; t < kUnitTokens; ++t) {
     const std::byte* codes = unit.values + IndexMxfp4::value_at(t);

@@ -50,6 +50,8 @@ bool decode_keys(const Split& split, int first, int n) {
   const KvCache& kv = split.args.kv;
   const auto row = [&](int t) { return row_at(kv, PhysicalRow(split.rows[t])); };
   bool complete = true;
+  // One line of each row of the next block, close together, so that page walks overlap.
+  for (int t = first + n; t < std::min(first + n + kKeyBlock, split.keys); ++t) hwy::Prefetch(row(t));
   for (int t = 0; t < n; t += 2) {
     for (int i = t; i < t + 2; ++i) {
       BFloat16* key = s.keys + i * kQueryRow;
@@ -87,6 +89,9 @@ bool compute_logits(const Split& split) {
   const CoreScratch& s = split.s;
   const int padded = split.layout.padded_heads();
   bool folded = false;
+  for (int t = 0; t < std::min(split.keys, kKeyBlock); ++t) {
+    hwy::Prefetch(row_at(split.args.kv, PhysicalRow(split.rows[t])));
+  }
   for (int t = 0; t < std::min(split.keys, kPrefetchAhead); ++t) {
     prefetch_row(row_at(split.args.kv, PhysicalRow(split.rows[t])), Format::kRowBytes);
   }

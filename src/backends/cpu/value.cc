@@ -1,8 +1,8 @@
 // value and gate: step 12 of spec 5 on the cpu.
 // latent -> W_UV -> v, rounded -> times sigmoid(gate), rounded -> out
 //
-// W_UV is read transposed, as kv_b_proj holds it: a task takes one head's 128 rows. Kernels of value: few_rows and many_rows
-// (rows.h); of gate: one.
+// W_UV is read transposed, as kv_b_proj holds it: a task takes one head's 128 rows. Kernels of value: few_rows and
+// many_rows (rows.h); of gate: one.
 #include <algorithm>
 
 #include "backends/cpu/bf16_ops.h"
@@ -12,12 +12,11 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/value.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-
-#include "hwy/contrib/math/math-inl.h"
-
+//
 #include "backends/cpu/numeric-inl.h"
 #include "backends/cpu/row_group-inl.h"
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dsacore::cpu {
@@ -60,8 +59,15 @@ void run_few_rows(const ValueArgs& args, const Workspace& workspace) {
   float* sums = ScratchPieces(workspace.scratch.data()).take<float>(0);  // [threads, rows, 128]
   workspace.threads->for_each(heads_of(args), [&](int64_t head, int worker) {
     float* v = sums + int64_t(worker) * rows * kValue;
-    ops.rows_dot({.w = args.w_uv.row(head), .w_pitch = args.w_uv.stride(1), .n = kValue, .x = args.latent.row(0, head),
-                  .x_pitch = args.latent.stride(0), .b = rows, .k = kLatent, .y = v, .y_pitch = kValue});
+    ops.rows_dot({.w = args.w_uv.row(head),
+                  .w_pitch = args.w_uv.stride(1),
+                  .n = kValue,
+                  .x = args.latent.row(0, head),
+                  .x_pitch = args.latent.stride(0),
+                  .b = rows,
+                  .k = kLatent,
+                  .y = v,
+                  .y_pitch = kValue});
     for (int row = 0; row < rows; ++row) {
       round_to_bf16(v + row * kValue, args.out.row(row) + head * kValue, kValue);
       gate_head(args, row, int(head));
@@ -92,13 +98,21 @@ ManyRowsScratch many_rows_scratch(std::byte* base, int threads) {
 /// One head of a group of rows.
 void project_group(const ValueArgs& args, const Bf16Ops& ops, int head, RowGroup group, BFloat16* packed, float* v) {
   for (int first = 0; first < group.rows; first += kPackRows) {
-    pack_pairs(args.latent.row(group.first + first, head), args.latent.stride(0), std::min(group.rows - first, kPackRows),
-               kLatent, packed, group.columns, first);
+    pack_pairs(args.latent.row(group.first + first, head), args.latent.stride(0),
+               std::min(group.rows - first, kPackRows), kLatent, packed, group.columns, first);
   }
-  ops.block_dot({.a = args.w_uv.row(head), .a_pitch = args.w_uv.stride(1), .m = kValue, .b = packed,
-                 .b_pitch = 2 * group.columns, .n = group.columns, .k = kLatent, .c = v, .c_pitch = kRowGroup,
+  ops.block_dot({.a = args.w_uv.row(head),
+                 .a_pitch = args.w_uv.stride(1),
+                 .m = kValue,
+                 .b = packed,
+                 .b_pitch = 2 * group.columns,
+                 .n = group.columns,
+                 .k = kLatent,
+                 .c = v,
+                 .c_pitch = kRowGroup,
                  .accumulate = false});
-  store_rows_bf16(v, kRowGroup, kValue, group.rows, args.out.row(group.first) + int64_t(head) * kValue, args.out.stride(0));
+  store_rows_bf16(v, kRowGroup, kValue, group.rows, args.out.row(group.first) + int64_t(head) * kValue,
+                  args.out.stride(0));
   for (int row = group.first; row < group.first + group.rows; ++row) gate_head(args, row, head);
 }
 
@@ -111,7 +125,8 @@ void run_many_rows(const ValueArgs& args, const Workspace& workspace) {
   const int groups = groups_of(rows);
   workspace.threads->for_each(int64_t(heads_of(args)) * groups, [&](int64_t task, int worker) {
     project_group(args, ops, int(task / groups), row_group(rows, int(task % groups)),
-                  scratch.latent + int64_t(worker) * kLatent * kRowGroup, scratch.sums + int64_t(worker) * kValue * kRowGroup);
+                  scratch.latent + int64_t(worker) * kLatent * kRowGroup,
+                  scratch.sums + int64_t(worker) * kValue * kRowGroup);
   });
 }
 

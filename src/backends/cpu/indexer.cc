@@ -1,0 +1,175 @@
+// indexer of the cpu backend: steps 9 and 10 of spec.md, and at D > 1 the local part of step 2 of spec 7.
+//
+// index cache, index query, head weights -> score keys (scores-inl.h) -> best tokens (select-inl.h) -> tokens, physical rows | candidates
+//
+// Two parallel regions for a wave of requests, as many as their keys find room in scratch (indexer_layout.h): scores over runs of
+// pages, selection over rows. A step of one short wave, as most are, has no third.
+#include <algorithm>
+#include <array>
+#include <climits>
+
+#include "backends/cpu/bf16_ops.h"
+#include "backends/cpu/indexer_layout.h"
+#include "backends/cpu/kernels.h"
+#include "stages/stages.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backends/cpu/indexer.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+//
+#include "backends/cpu/scores-inl.h"
+#include "backends/cpu/select-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dsacore::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+/// What all tasks of a run share.
+struct IndexerRun {
+  const IndexerArgs& args;
+  const Bf16Ops& ops;
+  QueryPanels panels;
+  IndexerScratch scratch;
+  int topk;
+
+  /// n of a row (spec 5), and what this rank holds of it.
+  int64_t seen(int64_t request, int position) const {
+    return keys_seen(args.seq_lens(request), args.q, position);
+  }
+  int64_t held(int64_t request, int position) const { return local_count(args.shard, seen(request, position)); }
+  /// Tokens of a request that are to be scored.
+  int64_t scored(int64_t request) const {
+    const int last = args.q - 1;
+    return seen(request, last) > topk ? held(request, last) : 0;
+  }
+};
+
+/// Requests from `first` on whose keys fit into `bytes`; at least one, for which scratch_bytes made room. Returns the end.
+int64_t plan_wave(const IndexerRun& run, int64_t first, std::byte* keys, int64_t bytes) {
+  const int64_t requests = run.args.seq_lens.extent(0);
+  int64_t tasks = 0, used = 0, r = first;
+  for (; r < requests; ++r) {
+    const int64_t tokens = run.scored(r);
+    const int64_t need = key_bytes(run.args.q, tokens);
+    if (r > first && used + need > bytes) break;
+    const int64_t pitch = key_pitch(tokens);
+    tasks += (pages_of(tokens, kIndexPage) + kTaskPages - 1) / kTaskPages;
+    uint32_t* at = reinterpret_cast<uint32_t*>(keys + used);
+    run.scratch.requests[r - first] = {r, tokens, pitch, tasks, at, at + run.args.q * pitch};
+    used += need;
+  }
+  return r;
+}
+
+/// Scores the pages of one task of a wave.
+void score_task(const IndexerRun& run, int64_t requests, int64_t task, int worker) {
+  const RequestKeys* begin = run.scratch.requests;
+  const RequestKeys* wave = std::upper_bound(begin, begin + requests, task,
+                                             [](int64_t t, const RequestKeys& keys) { return t < keys.task_end; });
+  const int64_t task_begin = wave == begin ? 0 : wave[-1].task_end;
+  const int64_t first = (task - task_begin) * kTaskPages;
+  const int64_t last = std::min(first + kTaskPages, pages_of(wave->tokens, kIndexPage));
+  std::array<int64_t, kMaxQ> held;
+  for (int j = 0; j < run.args.q; ++j) held[size_t(j)] = run.held(wave->request, j);
+  score_pages(run.args, run.ops, run.panels, *wave, held.data(), first, last, run.scratch.score_buffers(worker));
+}
+
+/// The row's tokens by their local ids, ascending, and their physical rows, then -1.
+template <class TokenAt>
+void write_tokens(const IndexerRun& run, int64_t row, int64_t valid, TokenAt token_at) {
+  const int32_t* table = run.args.block_table.row(row / run.args.q);
+  int32_t* tokens = run.args.topk_tokens.row(row);
+  int32_t* rows = run.args.topk_rows.row(row);
+  for (int64_t i = 0; i < valid; ++i) {
+    const LocalId token(token_at(i));
+    tokens[i] = token.value();
+    rows[i] = physical_row(kv_place(table, run.args.page, token), run.args.stride_rows).value();
+  }
+  std::fill(tokens + valid, tokens + run.topk, -1);
+  std::fill(rows + valid, rows + run.topk, -1);
+  run.args.valid(row) = int32_t(valid);
+}
+
+template <class CandidateAt>
+void write_candidates(const IndexerRun& run, int64_t row, int64_t count, CandidateAt candidate_at) {
+  Candidate* out = run.args.candidates.row(row);
+  for (int64_t i = 0; i < count; ++i) out[i] = candidate_at(i);
+  std::fill(out + count, out + run.topk, Candidate{0, INT32_MAX});
+}
+
+/// Selects for row `position` of a request.
+void select_row(const IndexerRun& run, const RequestKeys& request, int position, int worker) {
+  const int64_t row = request.request * run.args.q + position;
+  const int64_t n = run.seen(request.request, position), held = run.held(request.request, position);
+  const bool alone = run.args.shard.ranks == 1;
+  if (n <= run.topk) {
+    if (alone) return write_tokens(run, row, n, [](int64_t i) { return int32_t(i); });
+    return write_candidates(run, row, 0, [](int64_t) { return Candidate{}; });
+  }
+  const uint32_t* keys = request.keys_of(position);
+  const auto global = [&](int64_t local) { return global_of(run.args.shard, LocalId(int32_t(local))).value(); };
+  if (held <= run.topk) {
+    return write_candidates(run, row, held, [&](int64_t i) { return Candidate{keys[i], global(i)}; });
+  }
+  const TokenList best =
+      select_best(keys, request.maxima_of(position), held, run.topk, run.scratch.select_buffers(worker));
+  if (alone) return write_tokens(run, row, best.count, [&](int64_t i) { return best.tokens[i]; });
+  write_candidates(run, row, best.count, [&](int64_t i) { return Candidate{best.keys[i], global(best.tokens[i])}; });
+}
+
+void run_indexer(const IndexerArgs& args, const Workspace& workspace) {
+  Threads& threads = *workspace.threads;
+  const QueryPanels panels(args.model->sizes.index_heads, args.q);
+  const int topk = args.model->config.topk;
+  const int64_t requests = args.seq_lens.extent(0);
+  int64_t longest = 0;
+  for (int64_t r = 0; r < requests; ++r) {
+    longest = std::max(longest, local_count(args.shard, keys_seen(args.seq_lens(r), args.q, args.q - 1)));
+  }
+  std::byte* base = workspace.scratch.data();
+  const IndexerRun run{args, ops_of(workspace), panels, IndexerScratch(base, panels, topk, longest, requests), topk};
+  const int64_t keys_at = run.scratch.keys_at(threads.count());
+  const int64_t key_room = int64_t(workspace.scratch.size()) - keys_at;
+  int64_t end = 0;
+  for (int64_t first = 0; first < requests; first = end) {
+    end = plan_wave(run, first, base + keys_at, key_room);
+    const RequestKeys* wave = run.scratch.requests;
+    const int64_t tasks = wave[end - first - 1].task_end;
+    for (int w = 0; w < threads.count(); ++w) *run.scratch.score_buffers(w).request = -1;
+    threads.for_each(tasks, [&](int64_t task, int worker) { score_task(run, end - first, task, worker); });
+    threads.for_each((end - first) * args.q, [&](int64_t task, int worker) {
+      select_row(run, wave[task / args.q], int(task % args.q), worker);
+    });
+  }
+}
+
+Verdict accepts(const ShapeKey&) { return {}; }
+
+int64_t scratch_bytes(const ShapeKey& shape, int threads) {
+  const QueryPanels panels(shape.sizes.index_heads, shape.q);
+  const int64_t requests = shape.rows / shape.q;
+  const int64_t one = key_bytes(shape.q, shape.max_context);
+  return IndexerScratch(nullptr, panels, shape.topk, shape.max_context, requests).keys_at(threads) +
+         std::max(one, std::min(one * requests, key_bytes(1, kWaveKeys)));
+}
+
+constexpr Kernel<IndexerArgs> kKernels[] = {{"fused", accepts, scratch_bytes, run_indexer}};
+
+}  // namespace
+
+std::span<const Kernel<IndexerArgs>> IndexerKernels() { return kKernels; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dsacore::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace dsacore::cpu {
+
+HWY_EXPORT(IndexerKernels);
+std::span<const Kernel<IndexerArgs>> indexer_kernels() { return HWY_DYNAMIC_DISPATCH(IndexerKernels)(); }
+
+}  // namespace dsacore::cpu
+#endif

@@ -1,0 +1,151 @@
+#include "driver/plan_report.h"
+
+#include <exception>
+#include <thread>
+
+#include "layer/context.h"
+#include "memory/aligned_bytes.h"
+#include "plan/choose.h"
+#include "plan/tables.h"
+
+namespace dsacore {
+namespace {
+
+/// A layer of zeros: what prepare needs to choose, pack and reserve.
+struct ZeroLayer {
+  AlignedBytes zeros;
+  LayerConfig config;
+  LayerSizes sizes;
+  LayerWeights weights;
+};
+
+ZeroLayer zero_layer(const ProblemShape& shape) {
+  const int64_t q_lora = shape.q_lora, heads = shape.heads, index_rows = int64_t(shape.index_heads) * kIndexDim;
+  const int64_t largest = std::max({heads * kHeadQuery * q_lora, heads * kKvB * kLatent, index_rows * q_lora});
+  ZeroLayer layer{AlignedBytes(largest * int64_t(sizeof(BFloat16)), "weights of zeros"), {}, {}, {}};
+  const auto tensor = [&](int rank, int64_t rows, int64_t columns) {
+    return TensorRef{layer.zeros.data(), ElementType::kBf16, rank, {rows, columns}};
+  };
+  layer.sizes = {shape.q_lora, shape.heads, shape.index_heads};
+  layer.config.kv_format = shape.kv_format;
+  layer.config.index_format = shape.index_format;
+  layer.config.topk = shape.topk;
+  layer.config.softmax_scale = layer.config.index_softmax_scale = layer.config.index_head_scale = 1;
+  layer.weights = {tensor(1, q_lora, 0),
+                   tensor(1, kLatent, 0),
+                   tensor(2, heads * kHeadQuery, q_lora),
+                   tensor(2, heads * kKvB, kLatent),
+                   tensor(2, index_rows, q_lora),
+                   tensor(1, kIndexDim, 0),
+                   {}};
+  return layer;
+}
+
+std::vector<ReservedItem> prepare(Context& context, const ZeroLayer& layer, const ProblemShape& shape,
+                                  const RunOptions& options, Box* box) {
+  PrepareOptions prepare;
+  prepare.batches = {{shape.rows, layer.sizes.width()}};
+  prepare.queries = {shape.q};
+  prepare.max_context = shape.length;
+  prepare.overlap = options.overlap;
+  prepare.box = box;
+  return PreparedLayer(context, layer.config, layer.weights, prepare).reserved_bytes();
+}
+
+/// What one rank of several reserves; prepare is collective.
+std::vector<ReservedItem> prepare_ranks(const ContextOptions& context_options, const ZeroLayer& layer,
+                                        const ProblemShape& shape, const RunOptions& options) {
+  const std::vector<std::shared_ptr<Transport>> transports = make_thread_transports(shape.ranks);
+  std::vector<ReservedItem> reserved;
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(shape.ranks));
+  std::vector<std::thread> ranks;
+  for (int d = 0; d < shape.ranks; ++d) {
+    ranks.emplace_back([&, d] {
+      try {
+        Context context(context_options);
+        BoxOptions box_options;
+        box_options.cap = shape.rows;
+        box_options.heads = shape.heads;
+        box_options.topk = shape.topk;
+        box_options.kv_format = shape.kv_format;
+        box_options.partial = options.partial;
+        box_options.interleave = shape.interleave;
+        box_options.deadline = options.deadline;
+        Box box(transports[size_t(d)], box_options);
+        std::vector<ReservedItem> mine = prepare(context, layer, shape, options, &box);
+        if (d == 0) reserved = std::move(mine);
+      } catch (...) {
+        errors[size_t(d)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  return reserved;
+}
+
+template <class Args>
+void add_stage(PlanReport& report, StageId id, std::span<const Kernel<Args>> kernels, const ShapeKey& key,
+               const Tables& tables) {
+  const Choice<Args> choice = choose(id, kernels, key, tables.kernels[static_cast<size_t>(id)]);
+  PlanReport::Stage stage{std::string(name_of(id)), std::string(choice.kernel->name), {}};
+  for (const PassedOver& other : choice.others) stage.others.push_back({std::string(other.kernel), other.reason});
+  report.stages.push_back(std::move(stage));
+}
+
+void add_stages(PlanReport& report, const Backend& backend, const ShapeKey& key, const Tables& tables) {
+  add_stage(report, StageId::kQuery, backend.query, key, tables);
+  add_stage(report, StageId::kIndexProjection, backend.index_projection, key, tables);
+  add_stage(report, StageId::kIndexer, backend.indexer, key, tables);
+  if (key.ranks > 1) add_stage(report, StageId::kCandidateMerge, backend.candidate_merge, key, tables);
+  add_stage(report, StageId::kSparseCore, backend.sparse_core, key, tables);
+  if (key.ranks > 1) add_stage(report, StageId::kPartialMerge, backend.partial_merge, key, tables);
+  add_stage(report, StageId::kValueProjection, backend.value, key, tables);
+  if (key.ranks > 1) add_stage(report, StageId::kGate, backend.gate, key, tables);
+}
+
+}  // namespace
+
+PlanReport plan_report(const ProblemShape& shape, const RunOptions& options) {
+  ContextOptions context_options;
+  context_options.backend = options.backend;
+  context_options.cpu_target = options.cpu_target;
+  context_options.threads = options.threads;
+  context_options.tables_file = options.tables_file;
+  if (shape.ranks > 1) context_options.threads = std::max(1, Context(context_options).threads() / shape.ranks);
+  Context context(context_options);
+  const Context::Impl& impl = context.impl();
+
+  PlanReport report;
+  report.target = context.cpu_target();
+  report.threads = context.threads();
+  report.tables = impl.tables_source;
+  Tables tables = read_tables(impl.tables_text, impl.tables_source, impl.backend->name, impl.backend->target,
+                              shape.heads * shape.ranks);
+  override_tables(tables, {}, options.overlap);
+  const int64_t longest =
+      shape.ranks == 1 ? shape.length : std::min<int64_t>(shape.length, shape.length / shape.ranks + shape.interleave);
+  const ShapeKey key{{shape.q_lora, shape.heads, shape.index_heads},
+                     shape.kv_format,
+                     shape.index_format,
+                     shape.topk,
+                     shape.rows,
+                     shape.q,
+                     shape.ranks,
+                     longest};
+  add_stages(report, *impl.backend, key, tables);
+  report.overlap = tables.overlap.find(shape.rows).value_or("serial");
+  if (shape.ranks > 1) {
+    report.partial = options.partial != PartialFormat::kAuto ? name_of(options.partial)
+                                                             : tables.partial.find(shape.rows).value_or("bf16");
+  }
+  const ZeroLayer layer = zero_layer(shape);
+  report.reserved = shape.ranks == 1 ? prepare(context, layer, shape, options, nullptr)
+                                     : prepare_ranks(context_options, layer, shape, options);
+  for (const ReservedItem& item : report.reserved) report.reserved_bytes += item.bytes;
+  return report;
+}
+
+}  // namespace dsacore
