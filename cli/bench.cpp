@@ -2,6 +2,7 @@
 // FLOPs.
 #include <fmt/format.h>
 
+#include <charconv>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,7 +20,7 @@ namespace {
 
 struct BenchCommand {
   BenchOptions options;
-  std::vector<std::string> contexts = {"4096", "16384", "65536"};
+  std::string context = "4096,16384,65536";
   double bandwidth = 0;  // GB/s; 0: measured
   std::string plot;
   bool json = false;
@@ -31,8 +32,23 @@ struct BenchResult {
   std::vector<BenchPoint> points;
 };
 
+/// The lengths of a list, as they are written in it.
+std::vector<std::string> lengths_of(const std::string& list) {
+  std::vector<std::string> lengths = CLI::detail::split(list, ',');
+  for (const std::string& text : lengths) {
+    int64_t length = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), length);
+    if (error != std::errc() || end != text.data() + text.size() || length < 1 || length > kMaxContext) {
+      throw Exception({ErrorCode::kRefused, "--context", list,
+                       fmt::format("allowed: lengths of 1..{} with commas between", kMaxContext)});
+    }
+  }
+  return lengths;
+}
+
 BenchResult measure(BenchCommand& c) {
-  const int64_t runs = int64_t(c.contexts.size()) * (bench_warmup_runs(c.options.layers) + c.options.repeat);
+  const std::vector<std::string> contexts = lengths_of(c.context);
+  const int64_t runs = int64_t(contexts.size()) * (bench_warmup_runs(c.options.layers) + c.options.repeat);
   Progress progress("measuring the machine", runs);
   BenchResult result;
   {
@@ -49,7 +65,7 @@ BenchResult measure(BenchCommand& c) {
                     measure_bf16_rate(backend, threads)};
   }
   c.options.on_run = [&] { progress.advance(); };
-  for (const std::string& context : c.contexts) {
+  for (const std::string& context : contexts) {
     progress.set_what("context " + context);
     c.options.shape.context = context;
     result.points.push_back(bench_case(c.options, result.peaks));
@@ -173,40 +189,19 @@ void add_bench(CLI::App& program, Chosen& chosen) {
   const auto c = std::make_shared<BenchCommand>();
   CLI::App& app = *program.add_subcommand("bench", "Time each stage and the whole layer over synthetic inputs");
   CaseOptions& o = c->options.shape;
-  app.add_option("--heads", o.heads, "Attention heads H, 1..128")
-      ->check(CLI::Range(1, kMaxHeads))
+  add_sizes(app, o);
+  add_text(app, "--context", c->context, "LIST",
+           "Lengths of the contexts, A,B,C of 1..1048576; all requests of a run have the same")
       ->capture_default_str();
-  app.add_option("--batch", o.batch, "Rows B, 1..256")->check(CLI::Range(1, kMaxRows))->capture_default_str();
-  app.add_option("--q", o.q, "Rows per request, 1..8; must divide the rows")
-      ->check(CLI::Range(1, kMaxQ))
-      ->capture_default_str();
-  app.add_option("--context", c->contexts,
-                 "Lengths of the contexts, a list A,B,C of 1..1048576; all requests of a run have the same")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t(1), kMaxContext))
-      ->capture_default_str();
-  add_kv_format(app, o.kv_format);
-  add_index_format(app, o.index_format);
-  app.add_option("--topk", o.topk, "Keys that a row attends to, 1..2048")
-      ->check(CLI::Range(1, kMaxTopk))
-      ->capture_default_str();
-  app.add_option("--index-heads", o.index_heads, "Index heads, 8..64")
-      ->check(CLI::Range(kMinIndexHeads, kMaxIndexHeads))
-      ->capture_default_str();
-  app.add_option("--q-lora", o.q_lora, "Width of q_c: multiples of 128 up to 2048")->capture_default_str();
-  app.add_option("--page", o.page, "Rows of an MLA cache page: 64 or a multiple")->capture_default_str();
-  app.add_option("--seed", o.seed, "Of the inputs")->capture_default_str();
   add_backend(app, c->options.run.backend);
   add_machine(app, c->options.run);
-  app.add_option("--repeat", c->options.repeat, "Timed runs for each context, 1..100000")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  app.add_option("--layers", c->options.layers, "Layers that take turns, each with its own weights and caches, 1..256")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
+  add_number(app, "--repeat", c->options.repeat, 1, 100000, "Timed runs for each context");
+  add_number(app, "--layers", c->options.layers, 1, 256,
+             "Layers that take turns, each with its own weights and caches");
   app.add_option("--bandwidth", c->bandwidth, "GB/s that floors are counted with (default: measured by a sweep)")
-      ->check(CLI::Range(0.001, 1e6));
-  app.add_option("--plot", c->plot, "SVG to write");
+      ->check(CLI::Range(0.001, 1e6).description(""))
+      ->type_name("X");
+  add_text(app, "--plot", c->plot, "FILE", "SVG to write");
   app.add_flag("--json", c->json, "Print the measurements in JSON");
   app.callback([c, &chosen] { chosen.act = [c] { return bench(*c); }; });
 }

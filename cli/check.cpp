@@ -114,8 +114,8 @@ void add_check(CLI::App& program, Chosen& chosen) {
   add_backend(app, c->run.backend)->description("The backend that is judged");
   add_named<BackendKind>(app, "--against", c->against, backend_of, {"reference", "cpu", "cuda"},
                          "The backend that it is judged by");
-  app.add_option("--against-target", c->against_target,
-                 "Instruction set of a cpu backend that is judged by (default: the best)");
+  add_text(app, "--against-target", c->against_target, "NAME",
+           "Instruction set of a cpu backend that is judged by (default: the best)");
   add_machine(app, c->run);
   add_ranks(app, c->run, c->deadline_seconds);
   app.add_flag("--json", c->json, "Print the comparison in JSON");

@@ -50,59 +50,28 @@ int generate(GenerateCommand& c) {
   return 0;
 }
 
-void add_shape(CLI::App& app, CaseOptions& o) {
-  app.add_option("--seed", o.seed, "Same seed and options, same bytes")->capture_default_str();
-  app.add_option("--heads", o.heads, "Attention heads H, 1..128")
-      ->check(CLI::Range(1, kMaxHeads))
-      ->capture_default_str();
-  app.add_option("--batch", o.batch, "Rows B, padded requests included, 1..256")
-      ->check(CLI::Range(1, kMaxRows))
-      ->capture_default_str();
-  app.add_option("--q", o.q, "Rows per request, 1..8; must divide the rows")
-      ->check(CLI::Range(1, kMaxQ))
-      ->capture_default_str();
-  app.add_option("--context", o.context,
-                 "seq_len of the requests: N, a list A,B,C (cycled), or LO-HI (log-uniform, both ends used)")
-      ->capture_default_str();
-  add_kv_format(app, o.kv_format);
-  add_index_format(app, o.index_format);
-  app.add_option("--page", o.page, "Rows of an MLA cache page: 64 or a multiple")->capture_default_str();
-  app.add_option("--stride-rows", o.stride_rows,
-                 "Rows between the starts of two pages (default: --page); above --page the cache is flat in the file");
-  app.add_flag("--index-table", o.index_table, "Give the index cache a block table of its own");
-  app.add_option("--topk", o.topk, "Keys that a row attends to, 1..2048")
-      ->check(CLI::Range(1, kMaxTopk))
-      ->capture_default_str();
-  app.add_option("--index-heads", o.index_heads, "Index heads, 8..64")
-      ->check(CLI::Range(kMinIndexHeads, kMaxIndexHeads))
-      ->capture_default_str();
-  app.add_option("--q-lora", o.q_lora, "Width of q_c: multiples of 128 up to 2048")->capture_default_str();
-}
-
 }  // namespace
 
 void add_generate(CLI::App& program, Chosen& chosen) {
   const auto c = std::make_shared<GenerateCommand>();
   CLI::App& app = *program.add_subcommand("generate", "Make a synthetic layer and step from a seed");
   CaseOptions& o = c->options;
-  app.add_option("--out", c->out, "Folder for layer.safetensors and step.safetensors; made where it is missing")
+  add_text(app, "--out", c->out, "FOLDER", "Where layer.safetensors and step.safetensors go; made where it is missing")
       ->required();
-  add_shape(app, o);
-  app.add_option("--pitch-pad", o.pitch_pad, "Columns after each projected row, all NaN; at least 0")
-      ->check(CLI::NonNegativeNumber)
+  add_sizes(app, o);
+  add_text(app, "--context", o.context, "LENGTHS",
+           "seq_len of the requests: N, a list A,B,C (cycled), or LO-HI (log-uniform, both ends used)")
       ->capture_default_str();
-  app.add_option("--pad-requests", o.pad_requests, "How many of the requests, the last ones, are padding")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--slots", c->slots, "Which rows write their key: owned (all), negative (none), mixed")
-      ->check(CLI::IsMember({"owned", "negative", "mixed"}))
-      ->capture_default_str();
-  app.add_option("--spare-pages", o.spare_pages, "Pages that no request owns; at least 0")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--k-norm", c->k_norm, "Type of the index key norm")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+  app.add_option("--stride-rows", o.stride_rows,
+                 "Rows between the starts of two pages (default: --page); above --page the cache is flat in the file")
+      ->type_name("N");
+  app.add_flag("--index-table", o.index_table, "Give the index cache a block table of its own");
+  add_number(app, "--pitch-pad", o.pitch_pad, 0, 65536, "Columns after each projected row, all NaN");
+  add_number(app, "--pad-requests", o.pad_requests, 0, kMaxRows,
+             "How many of the requests, the last ones, are padding");
+  add_word(app, "--slots", c->slots, {"owned", "negative", "mixed"}, "Which rows write their keys: all, none, some");
+  add_number(app, "--spare-pages", o.spare_pages, 0, 1 << 20, "Pages that no request owns");
+  add_word(app, "--k-norm", c->k_norm, {"f32", "bf16"}, "Type of the index key norm");
   app.add_flag("--no-k-bias", o.no_k_bias, "Leave out the bias of the index key norm");
   CLI::Option* adversarial = app.add_option("--adversarial", c->adversarial,
                                             "Awkward values: all, or a list of "

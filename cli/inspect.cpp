@@ -44,20 +44,20 @@ void add_inspect(CLI::App& program, Chosen& chosen) {
   const auto c = std::make_shared<InspectCommand>();
   CLI::App& app = *program.add_subcommand(
       "inspect", "Show what is in a file, what would be chosen for a shape, or what was selected of a text");
-  app.add_option("FILE", c->file, "Layer, step or output file");
-  app.add_option("--plan", c->plan,
-                 "Shape: keys kv, index, B, q, H (of one rank), len, dcp, I, topk, index_heads, q_lora, e.g. "
-                 "kv=fp8_ds_mla,index=fp8,B=16,q=1,H=12,len=65536");
+  app.add_option("FILE", c->file, "Layer, step or output file")->type_name("");
+  add_text(app, "--plan", c->plan, "SHAPE",
+           "What would be chosen and reserved for a shape: keys kv, index, B, q, H (of one rank), len, dcp, I, topk, "
+           "index_heads, "
+           "q_lora, e.g. kv=fp8_ds_mla,index=fp8,B=16,q=1,H=12,len=65536");
   add_backend(app, c->run.backend)->description("Backend of the plan");
   add_machine(app, c->run);
   add_named<PartialFormat>(app, "--partial", c->run.partial, partial_format_of, {"auto", "bf16", "proj"},
                            "Partial results of a plan with dcp above 1");
-  app.add_option("--tokens", c->text.tokens,
-                 "tokens.json of the text that the token ids of an output file with a dump stand for");
-  app.add_option("--html", c->text.html, "Write a page about the selection");
-  app.add_option("--top", c->text.top, "Passages printed of each row, 1..1000")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  add_text(
+      app, "--tokens", c->text.tokens, "FILE",
+      "tokens.json of the text that the token ids of an output file (with a dump) stand for: shows what was selected");
+  add_text(app, "--html", c->text.html, "FILE", "Write a page about the selection");
+  add_number(app, "--top", c->text.top, 1, 1000, "Passages printed of each row");
   app.add_flag("--json", c->json, "Print in JSON");
   app.callback([c, &chosen] { chosen.act = [c] { return inspect(*c); }; });
 }

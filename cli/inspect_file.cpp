@@ -104,7 +104,7 @@ ordered_json values_of(const TensorView& tensor) {
 
 FileReport report_out(SafetensorsFile file) {
   const OutFile f = parse_out_file(std::move(file));
-  FileReport report{"out", {}, f.unknown};
+  FileReport report{"output", {}, f.unknown};
   const OutTensors& t = f.tensors;
   report.facts = {{"B", t.out.shape[0]}, {"heads", t.out.shape[1] / kValue}, {"values of out", values_of(t.out)}};
   if (!t.topk_tokens.empty()) report.facts["topk"] = t.topk_tokens.shape[1];
@@ -153,7 +153,7 @@ ordered_json tensors_json(const SafetensorsFile& file, const std::set<std::strin
 
 void print_report(const std::string& path, const SafetensorsFile& file, const FileReport& report,
                   const std::set<std::string>& unknown) {
-  fmt::print("{}: a {} file, {}\n\n", path, report.kind, bytes_text(double(file.bytes())));
+  fmt::print("{}: {} file, {}\n\n", path, report.kind, bytes_text(double(file.bytes())));
   Table facts({{"", false}, {"", false}});
   for (const auto& [key, value] : report.facts.items()) facts.add({key, fact_text(value)});
   fmt::print("{}\n", facts.text());

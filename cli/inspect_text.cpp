@@ -43,12 +43,14 @@ struct Piece {
 std::vector<Piece> pieces_of(const TokenText& text, const Passage& passage) {
   std::vector<Piece> pieces;
   size_t at = passage.shown.begin;
+  if (!begins_part(text, at)) pieces.push_back({"... ", false});
   for (const Span& mark : passage.marked) {
     pieces.push_back({one_line(text.slice({at, mark.begin})), false});
     pieces.push_back({one_line(text.slice(mark)), true});
     at = mark.end;
   }
   pieces.push_back({one_line(text.slice({at, passage.shown.end})), false});
+  if (!ends_part(text, passage.shown.end)) pieces.push_back({" ...", false});
   return pieces;
 }
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "cli/suggest.h"
 #include "dsacore/status.h"
 #include "dsacore/version.h"
@@ -55,7 +56,10 @@ int parse_failure(const CLI::App& program, const CLI::ParseError& error) {
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return program.exit(error);  // help, version
   const CLI::App& app = given_app(program);
   std::string message = error.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) message += suggestion(app, app.remaining());
+  // A word that nobody knows says more than the option that is missing for it.
+  if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
+    message = fmt::format("{}: unknown{}", unknown.front(), suggestion(app, unknown));
+  }
   const std::string name = &app == &program ? "dsacore" : "dsacore " + app.get_name();
   return fail(kBadInput, fmt::format("{}\n{} --help shows the options", message, name));
 }
@@ -67,7 +71,7 @@ int run_program(int argc, char** argv) {
   program.set_version_flag("--version", version_text);
   program.require_subcommand(1);
   program.fallthrough(false);
-  program.get_formatter()->column_width(34);
+  program.formatter(help_formatter());
   program.footer("Exit status: 0 done, 1 a failed run or backends that disagree, 2 bad input.");
   Chosen chosen;
   add_run(program, chosen);

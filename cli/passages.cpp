@@ -9,6 +9,20 @@ constexpr size_t kGap = 6;      // tokens between two selected ones of the same 
 constexpr size_t kAround = 12;  // tokens shown before and after a passage
 constexpr std::string_view kParagraph = "\n\n";
 
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+/// Widened to the words that it begins and ends in, as far as a word can be long.
+Span to_words(const TokenText& text, Span within, Span span) {
+  constexpr size_t kLongWord = 40;
+  Span wide = span;
+  while (wide.begin > within.begin && span.begin - wide.begin < kLongWord && !is_space(text.text[wide.begin - 1]))
+    --wide.begin;
+  while (wide.end < within.end && wide.end - span.end < kLongWord && !is_space(text.text[wide.end])) ++wide.end;
+  const bool whole_begin = wide.begin == within.begin || is_space(text.text[wide.begin - 1]);
+  const bool whole_end = wide.end == within.end || is_space(text.text[wide.end]);
+  return {whole_begin ? wide.begin : span.begin, whole_end ? wide.end : span.end};
+}
+
 /// The passage with up to `kAround` tokens around it, but not beyond its paragraph or source.
 Span with_surroundings(const TokenText& text, const Passage& passage) {
   Span shown{text.tokens[passage.first].begin, text.tokens[passage.last].end};
@@ -20,7 +34,7 @@ Span with_surroundings(const TokenText& text, const Passage& passage) {
   high = std::max(high, shown.end);
   const std::string_view after = text.slice({shown.end, high});
   if (const size_t at = after.find(kParagraph); at != std::string_view::npos) high = shown.end + at;
-  return {std::min(low, shown.begin), high};
+  return to_words(text, source, {std::min(low, shown.begin), high});
 }
 
 Passage make_passage(const TokenText& text, std::span<const size_t> tokens) {
@@ -31,6 +45,17 @@ Passage make_passage(const TokenText& text, std::span<const size_t> tokens) {
 }
 
 }  // namespace
+
+bool begins_part(const TokenText& text, size_t byte) {
+  const Span source = text.sources[text.source_at(byte)].span;
+  return byte == source.begin || text.slice({source.begin, byte}).ends_with(kParagraph);
+}
+
+bool ends_part(const TokenText& text, size_t byte) {
+  if (byte >= text.text.size()) return true;
+  const Span source = text.sources[text.source_at(byte)].span;
+  return text.slice({byte, source.end}).starts_with(kParagraph);
+}
 
 std::vector<Span> marked_spans(const TokenText& text, std::span<const size_t> tokens) {
   std::vector<Span> spans;

@@ -29,6 +29,10 @@ struct Selection {
 /// `token_ids`: the row's `topk_tokens`, -1 from its valid count on.
 Selection select_passages(const TokenText& text, std::span<const int32_t> token_ids);
 
+/// Whether a paragraph or a source begins, or ends, at a byte: text that is shown from or to there is not cut.
+bool begins_part(const TokenText& text, size_t byte);
+bool ends_part(const TokenText& text, size_t byte);
+
 /// Selected stretches of the whole text, ascending.
 std::vector<Span> marked_spans(const TokenText& text, std::span<const size_t> tokens);
 

@@ -118,24 +118,19 @@ void add_run(CLI::App& program, Chosen& chosen) {
   const auto c = std::make_shared<RunCommand>();
   CLI::App& app = *program.add_subcommand("run", "Run one step of a layer, from files to a file");
   add_case(app, c->layer, c->step);
-  app.add_option("--out", c->out, "Output file (safetensors), written whole or not at all")->required();
+  add_text(app, "--out", c->out, "FILE", "Output file (safetensors), written whole or not at all")->required();
   add_backend(app, c->run.backend);
   add_machine(app, c->run);
-  app.add_option("--device", c->run.device, "CUDA device, 0..63; not read by the CPU backends")
-      ->check(CLI::Range(0, 63))
-      ->capture_default_str();
-  app.add_option("--dump", c->dump, "What to write: out, or all for the tensors between the stages and the caches too")
-      ->check(CLI::IsMember({"out", "all"}))
-      ->capture_default_str();
+  add_number(app, "--device", c->run.device, 0, 63, "CUDA device; the CPU backends do not read it");
+  add_word(app, "--dump", c->dump, {"out", "all"}, "all: write the tensors between the stages and the caches too");
   app.add_flag("--check-inputs", c->check_inputs,
                "Check slots, pages and lengths before the step; the CPU backends always do");
   add_ranks(app, c->run, c->deadline_seconds);
-  app.add_option("--transport", c->transport, "How ranks reach each other")
-      ->check(CLI::IsMember({"threads", "shm", "mpi", "cuda", "nccl"}))
-      ->capture_default_str();
-  app.add_option("--rendezvous", c->rendezvous, "Folder where ranks that are processes meet");
-  app.add_option("--rank", c->rank, "This process's rank, where ranks are processes; 0..7")
-      ->check(CLI::Range(0, kMaxRanks - 1));
+  add_word(app, "--transport", c->transport, {"threads", "shm", "mpi", "cuda", "nccl"}, "How ranks reach each other");
+  add_text(app, "--rendezvous", c->rendezvous, "FOLDER", "Where ranks that are processes meet");
+  app.add_option("--rank", c->rank, "This process's rank, where ranks are processes (0..7)")
+      ->check(CLI::Range(0, kMaxRanks - 1).description(""))
+      ->type_name("N");
   app.add_flag("--json", c->json, "Print a summary in JSON");
   app.callback([c, &chosen] { chosen.act = [c] { return run(*c); }; });
 }

@@ -26,7 +26,7 @@ void Svg::rect(double x, double y, double width, double height, std::string_view
                const Stroke* outline) {
   body_ += fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\"{}{}/>\n", x, y,
                        width, height, fill, opacity < 1 ? fmt::format(" fill-opacity=\"{:.3g}\"", opacity) : "",
-                       outline != nullptr ? " " + stroke_text(*outline) : "");
+                       outline != nullptr ? fmt::format(" {}", stroke_text(*outline)) : "");
 }
 
 void Svg::line(SvgPoint from, SvgPoint to, const Stroke& stroke) {

@@ -74,6 +74,18 @@ std::string strip_html(const TokenText& text, const Selection& selection) {
   return fmt::format("<div class=\"strip\">{}</svg><div>{}</div></div>\n", svg, names);
 }
 
+/// A passage's text; the blank lines between its paragraphs become line breaks.
+std::string quote_html(const TokenText& text, const Passage& p) {
+  std::string html = marked_html(text, p.shown, p.marked, no_id);
+  constexpr std::string_view kBlank = "\n\n", kBreak = "<br/>";
+  for (size_t at = html.find(kBlank); at != std::string::npos; at = html.find(kBlank, at + kBreak.size())) {
+    html.replace(at, kBlank.size(), kBreak);
+  }
+  const char* before = begins_part(text, p.shown.begin) ? "" : "<i class=\"soft\">&#8230;</i> ";
+  const char* after = ends_part(text, p.shown.end) ? "" : " <i class=\"soft\">&#8230;</i>";
+  return before + html + after;
+}
+
 std::string passage_html(const TokenText& text, const Passage& p, size_t row, size_t number) {
   const std::string tokens =
       p.length() == 1 ? fmt::format("token {}", p.first) : fmt::format("tokens {} to {}", p.first, p.last);
@@ -82,7 +94,7 @@ std::string passage_html(const TokenText& text, const Passage& p, size_t row, si
       "{:.0f}%\"></i></span>"
       "{} of {} selected</span><a href=\"#r{}p{}\">in the text</a></div>\n<div class=\"quote\">{}</div></li>\n",
       colour_of(p.source), name_of_source(text, p.source), tokens, p.density() * 100, p.selected, p.length(), row,
-      number, marked_html(text, p.shown, p.marked, no_id));
+      number, quote_html(text, p));
 }
 
 std::string passages_html(const TokenText& text, const Selection& selection, size_t row) {

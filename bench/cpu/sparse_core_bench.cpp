@@ -1,5 +1,6 @@
-// Times of the cpu backend's sparse core by target, cache format, heads and rows, with 2048 selected keys a row. Every iteration
-// selects other cache rows, of a cache so large that they come from memory. DSACORE_THREADS sets the threads (default: all).
+// Times of the cpu backend's sparse core by target, cache format, heads and rows, with 2048 selected keys a row. Every
+// iteration selects other cache rows, of a cache so large that they come from memory. DSACORE_THREADS sets the threads
+// (default: all).
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -73,7 +74,8 @@ void sparse_core(benchmark::State& state, const Backend& backend, KvFormat forma
   const std::vector<int32_t> valid(size_t(rows), kTopk);
   const int element = has_fp8_query(format) ? 1 : 2;
   std::vector<std::byte> query(size_t(rows) * size_t(heads) * kQueryRow * size_t(element));
-  for (size_t i = 0; i < query.size(); ++i) query[i] = std::byte(element == 1 || i % 2 == 1 ? 0x30 + random() % 16 : random());
+  for (size_t i = 0; i < query.size(); ++i)
+    query[i] = std::byte(element == 1 || i % 2 == 1 ? 0x30 + random() % 16 : random());
   std::vector<BFloat16> latent(size_t(rows) * size_t(heads) * kLatent);
   std::vector<float> lse(size_t(rows) * size_t(heads));
 
@@ -81,7 +83,8 @@ void sparse_core(benchmark::State& state, const Backend& backend, KvFormat forma
   const Kernel<SparseCoreArgs>& kernel = backend.sparse_core[0];
   const ShapeKey shape{model.sizes, format, IndexFormat::kFp8, kTopk, rows, 1, 1, kMaxContext};
   const size_t scratch_bytes = size_t(kernel.scratch_bytes(shape, threads.count()));
-  const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, (scratch_bytes + 63) / 64 * 64), std::free);
+  const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, (scratch_bytes + 63) / 64 * 64),
+                                                            std::free);
   int64_t step = 0;
   for (auto _ : state) {
     kernel.run({.model = &model,
@@ -108,9 +111,10 @@ void register_all() {
         for (const int rows : {1, 8}) {
           const std::string name = "sparse_core/kv=" + std::string(text_of(format)) + ",target=" + std::string(target) +
                                    ",H=" + std::to_string(heads) + ",B=" + std::to_string(rows);
-          benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-            sparse_core(state, *backend, format, heads, rows);
-          })->UseRealTime()->Unit(benchmark::kMicrosecond);
+          benchmark::RegisterBenchmark(
+              name.c_str(), [=](benchmark::State& state) { sparse_core(state, *backend, format, heads, rows); })
+              ->UseRealTime()
+              ->Unit(benchmark::kMicrosecond);
         }
       }
     }

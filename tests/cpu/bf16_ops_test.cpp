@@ -27,10 +27,11 @@ using cpu::RowsDot;
 
 using Random = std::mt19937;
 
-/// Of either sign, magnitudes over 2^-8..2^8.
-BFloat16 any_bf16(Random& random) {
+/// Of either sign, exponents from `low` to `high`.
+BFloat16 any_bf16(Random& random, int low = -3, int high = 0) {
   const uint32_t bits = uint32_t(random());
-  return {uint16_t((bits & 0x8000u) | ((119u + (bits >> 16) % 17u) << 7) | (bits & 0x7Fu))};
+  const uint32_t exponent = uint32_t(127 + low) + (bits >> 16) % uint32_t(high - low + 1);
+  return {uint16_t((bits & 0x8000u) | exponent << 7 | (bits & 0x7Fu))};
 }
 
 /// A matrix [rows, columns], pitch apart, with poison between its rows.
@@ -188,6 +189,30 @@ TEST_P(Bf16OpsTest, BlockDotAtTheSizesOfTheStages) {
   }
 }
 
+TEST_P(Bf16OpsTest, BlockDotOfOneTermIsExact) {
+  for (const int m : {5, 33}) {
+    Random random(7);
+    const Block block({.m = m, .n = 48, .k = 96}, random);
+    std::vector<int> place;  // of the only term of a row
+    for (int i = 0; i < m; ++i) {
+      for (int k = 0; k < block.k; ++k) block.a.at(i, k) = {};
+      place.push_back(int(random() % 96));
+      block.a.at(i, place.back()) = any_bf16(random, -60, 60);
+    }
+    for (int k = 0; k < block.k; ++k) {
+      for (int j = 0; j < block.n; ++j) block.b.at(k / 2, 2 * j + k % 2) = any_bf16(random, -60, 60);
+    }
+    block.run(ops());
+    for (int i = 0; i < m; ++i) {
+      const int k = place[size_t(i)];
+      for (int j = 0; j < block.n; ++j) {
+        ASSERT_EQ(block.sum(i, j), to_float(block.a.at(i, k)) * to_float(block.b.at(k / 2, 2 * j + k % 2)))
+            << fmt::format("element {}, {} with its term at k = {}", i, j, k);
+      }
+    }
+  }
+}
+
 TEST_P(Bf16OpsTest, BlockDotElementsDependOnTheirRowAndColumnAlone) {
   for (const BlockCase& c :
        {BlockCase{.m = 45, .n = 112, .k = 96}, BlockCase{.m = 64, .n = 16, .k = 576},
@@ -316,6 +341,27 @@ TEST_P(Bf16OpsTest, RowsDotAtTheSizesOfTheStages) {
   check_rows(ops(), {.n = 300, .b = 40, .k = 512});
   check_rows(ops(), {.n = 512, .b = 4, .k = 128});
   check_rows(ops(), {.n = 192, .b = 16, .k = 1536});
+}
+
+TEST_P(Bf16OpsTest, RowsDotOfOneTermIsExact) {
+  for (const int b : {1, 3, 8, 16}) {
+    Random random(8);
+    const Rows rows({.n = 128, .b = b, .k = 128}, random);
+    for (int i = 0; i < rows.n; ++i) {
+      for (int k = 0; k < rows.k; ++k) rows.w.at(i, k) = {};
+      rows.w.at(i, i) = any_bf16(random, -60, 60);
+    }
+    for (int v = 0; v < b; ++v) {
+      for (int k = 0; k < rows.k; ++k) rows.x.at(v, k) = any_bf16(random, -60, 60);
+    }
+    rows.run(ops());
+    for (int v = 0; v < b; ++v) {
+      for (int i = 0; i < rows.n; ++i) {
+        ASSERT_EQ(rows.sum(v, i), to_float(rows.w.at(i, i)) * to_float(rows.x.at(v, i)))
+            << "vector " << v << ", k = " << i;
+      }
+    }
+  }
 }
 
 TEST_P(Bf16OpsTest, RowsDotElementsDependOnTheirRowAndVectorAlone) {

@@ -1,17 +1,20 @@
-// Cases and judgement for the tests of the cpu backend's sparse core: a cache in which only selected rows hold numbers, query
-// rows, selections, a run into poisoned memory, and spec 9's bounds.
+// Cases and judgement for the tests of the cpu backend's sparse core: a cache in which only selected rows hold numbers,
+// query rows, selections, a run into poisoned memory, and spec 9's bounds.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "cpu/guarded.h"
 #include "dsacore/formats.h"
 #include "format/layouts.h"
 #include "plan/registry.h"
@@ -26,7 +29,7 @@ struct CoreOptions {
   std::vector<int> valid = {2048};  ///< of each row
   int page = 64;
   int64_t stride_rows = 64;
-  double query_magnitude = 1;       ///< 1: logits of about 2 after scaling
+  double query_magnitude = 1;  ///< 1: logits of about 2 after scaling
   uint64_t seed = 1;
 };
 
@@ -35,14 +38,11 @@ class CoreCase {
  public:
   explicit CoreCase(const CoreOptions& options) : options_(options), random_(options.seed) {
     const int rows = int(options.valid.size());
-    int64_t keys = 0;
-    for (const int v : options.valid) keys = std::max<int64_t>(keys, v);
-    keys = keys + keys / 2 + 64;  // more than any row selects
-    const int64_t pages = pages_of(keys, options.page);
-    cache_bytes_ = ((pages - 1) * options.stride_rows + options.page) * row_bytes(options.format);
-    cache_ = std::make_unique<std::byte[]>(size_t(cache_bytes_));
-    std::memset(cache_.get(), 0xFF, size_t(cache_bytes_));
-    kv = {cache_.get(), options.format, pages, options.page, options.stride_rows, row_bytes(options.format)};
+    const int longest = *std::max_element(options.valid.begin(), options.valid.end());
+    const int64_t pages = pages_of(longest + longest / 2 + 64, options.page);  // more than any row selects
+    const int64_t cache_rows = (pages - 1) * options.stride_rows + options.page;
+    cache_ = std::make_unique<Guarded<std::byte>>(cache_rows * row_bytes(options.format));
+    kv = {cache_->data(), options.format, pages, options.page, options.stride_rows, row_bytes(options.format)};
 
     model.sizes = {.q_lora = 1536, .heads = options.heads, .index_heads = 32};
     model.config.kv_format = options.format;
@@ -53,19 +53,21 @@ class CoreCase {
 
     valid = options.valid;
     topk_rows.assign(size_t(rows) * size_t(options.topk), -1);
-    std::vector<int32_t> tokens(static_cast<size_t>(keys));
+    std::vector<int32_t> tokens(size_t(pages * options.page));
     for (int row = 0; row < rows; ++row) {
-      for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = int32_t(i);
+      const int32_t count = valid[size_t(row)];
+      std::iota(tokens.begin(), tokens.end(), 0);
       std::shuffle(tokens.begin(), tokens.end(), random_);
-      std::sort(tokens.begin(), tokens.begin() + valid[size_t(row)]);
-      for (int t = 0; t < valid[size_t(row)]; ++t) {
+      std::sort(tokens.begin(), tokens.begin() + count);
+      if (row == rows - 1 && count > 0) tokens[size_t(count - 1)] = int32_t(tokens.size() - 1);  // the cache's last row
+      for (int32_t t = 0; t < count; ++t) {
         const Place place{PageId(tokens[size_t(t)] / options.page), tokens[size_t(t)] % options.page};
         selected(row)[t] = physical_row(place, options.stride_rows).value();
         encode_random(selected(row)[t]);
       }
     }
     element_ = has_fp8_query(options.format) ? 1 : 2;
-    query_.resize(size_t(rows) * size_t(options.heads) * kQueryRow * size_t(element_));
+    query_ = std::make_unique<Guarded<std::byte>>(int64_t(rows) * options.heads * kQueryRow * element_);
     for (int row = 0; row < rows; ++row) {
       for (int head = 0; head < options.heads; ++head) {
         for (int i = 0; i < kQueryRow; ++i) set_query(row, head, i, float(options.query_magnitude * normal()));
@@ -79,7 +81,7 @@ class CoreCase {
   std::byte* row(int32_t physical) { return row_at(kv, PhysicalRow(physical)); }
   double normal() { return normal_(random_); }
   std::mt19937_64& random() { return random_; }
-  QueryRows query() { return {query_.data(), options_.heads, element_}; }
+  QueryRows query() { return {query_->data(), options_.heads, element_}; }
 
   /// Sets an element of a query before its quantisation.
   void set_query(int row, int head, int i, float value) {
@@ -98,6 +100,10 @@ class CoreCase {
     encode_kv(options_.format, c, pe, model.config.k_scale_inv, row(physical));
   }
 
+  bool selects(int row, int32_t physical) {
+    return std::binary_search(selected(row), selected(row) + valid[size_t(row)], physical);
+  }
+
   /// Calls `f(row bytes)` for every cache row that a row of the batch selects (perhaps more than once).
   void for_selected(const std::function<void(std::byte*)>& f) {
     for (int b = 0; b < rows(); ++b) {
@@ -114,9 +120,8 @@ class CoreCase {
   CoreOptions options_;
   std::mt19937_64 random_;
   std::normal_distribution<double> normal_;
-  int64_t cache_bytes_ = 0;
-  std::unique_ptr<std::byte[]> cache_;
-  std::vector<std::byte> query_;
+  std::unique_ptr<Guarded<std::byte>> cache_;
+  std::unique_ptr<Guarded<std::byte>> query_;
   int element_ = 2;
 };
 
@@ -126,11 +131,12 @@ struct CoreResult {
   std::vector<float> lse;        ///< [rows, heads]
 };
 
-/// Runs the first kernel of a backend on the first `live` rows (-1: all), outputs and scratch poisoned, and checks that the scratch
-/// asked for is enough.
+/// Runs the first kernel of a backend on the first `live` rows (-1: all), outputs and scratch poisoned, and checks that
+/// the scratch asked for is enough.
 inline CoreResult run_core(CoreCase& c, const Backend& backend, int threads, int live = -1) {
   const int rows = live < 0 ? c.rows() : live;
-  CoreResult result{rows, c.heads(), std::vector<BFloat16>(size_t(rows) * size_t(c.heads()) * kLatent, BFloat16{0xFFFF}),
+  CoreResult result{rows, c.heads(),
+                    std::vector<BFloat16>(size_t(rows) * size_t(c.heads()) * kLatent, BFloat16{0xFFFF}),
                     std::vector<float>(size_t(rows) * size_t(c.heads()), float_of(0xFFFFFFFFu))};
   const ShapeKey shape{.sizes = c.model.sizes,
                        .kv_format = c.kv.format,
@@ -168,8 +174,8 @@ inline CoreResult run_reference(CoreCase& c) { return run_core(c, reference_back
 /// Where of [rows, heads, 512] an element lies.
 inline std::string place_in(const CoreResult& r, size_t at) {
   const size_t head = at / kLatent;
-  return "row " + std::to_string(head / size_t(r.heads)) + " head " + std::to_string(head % size_t(r.heads)) + " column " +
-         std::to_string(at % kLatent);
+  return "row " + std::to_string(head / size_t(r.heads)) + " head " + std::to_string(head % size_t(r.heads)) +
+         " column " + std::to_string(at % kLatent);
 }
 
 /// The bounds of spec 9 for `latent` and `lse`; NaN and infinity must be at the same places. Returns e of the latents.

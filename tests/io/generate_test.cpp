@@ -29,9 +29,9 @@ TEST(Generate, TheBytesAreTheSameOnEveryMachine) {
     uint64_t hash;
   };
   const Golden golden[] = {
-      {KvFormat::kFp8DsMla, IndexFormat::kFp8, "", 1},
-      {KvFormat::kFp8, IndexFormat::kMxfp4, "", 2},
-      {KvFormat::kNvfp4DsMla, IndexFormat::kFp8, "all", 3},
+      {KvFormat::kFp8DsMla, IndexFormat::kFp8, "", 2564525697977015903u},
+      {KvFormat::kFp8, IndexFormat::kMxfp4, "", 2825481917028663094u},
+      {KvFormat::kNvfp4DsMla, IndexFormat::kFp8, "all", 13625901084484942328u},
   };
   for (const Golden& g : golden) {
     CaseOptions options = small_case();
@@ -111,7 +111,8 @@ TEST_P(GenerateShape, MlaCacheHoldsTheOldKeysAndNothingElse) {
   }
   const int64_t rows = (c_.kv.pages - 1) * c_.kv.stride_rows + c_.kv.page;
   for (int64_t row = 0; row < rows; ++row) {
-    if (!owned.contains(int32_t(row))) ASSERT_TRUE(all_ff(kv_row(c_, row))) << "row " << row << " belongs to nobody";
+    if (owned.contains(int32_t(row))) continue;
+    ASSERT_TRUE(all_ff(kv_row(c_, row))) << "row " << row << " belongs to nobody";
   }
 }
 
@@ -144,7 +145,7 @@ TEST_P(GenerateShape, TablesNameOwnPagesThenSpareOnes) {
       for (int64_t i = 0; i < table.extent(1); ++i) {
         ASSERT_GE(table(r, i), 0);
         ASSERT_LT(table(r, i), pages);
-        if (!live) EXPECT_EQ(table(r, i), 0);
+        EXPECT_TRUE(live || table(r, i) == 0) << r << ", " << i << " of a padded request";
         if (!live || i < pages_of(c_.step.seq_lens(r), page) || options().spare_pages == 0) continue;
         EXPECT_FALSE(owned.contains(table(r, i))) << r << ", " << i << " is past the length and must be a spare page";
       }
@@ -175,11 +176,10 @@ TEST_P(GenerateShape, SlotsArePlacesOfTheNewTokens) {
     const Place index = index_place(c_, r, token);
     EXPECT_EQ(c_.step.index_slots(b), int64_t(index.page.value()) * kIndexPage + index.offset) << "row " << b;
   }
-  if (options().slots == SlotsKind::kOwned) EXPECT_EQ(given, expected);
-  if (options().slots == SlotsKind::kNegative) EXPECT_EQ(given, 0);
-  if (options().slots == SlotsKind::kMixed) {
-    EXPECT_GT(given, 0);
-    EXPECT_LT(given, expected);
+  switch (options().slots) {
+    case SlotsKind::kOwned: EXPECT_EQ(given, expected); break;
+    case SlotsKind::kNegative: EXPECT_EQ(given, 0); break;
+    case SlotsKind::kMixed: EXPECT_TRUE(0 < given && given < expected) << given << " of " << expected; break;
   }
 }
 
@@ -192,7 +192,7 @@ TEST_P(GenerateShape, PaddedRowsHoldGarbageAndPitchColumnsNan) {
     const bool live = b / c_.step.q < live_requests(options());
     const bool has_nan = std::any_of(row, row + width, [](BFloat16 x) { return is_nan(to_float(x)); });
     EXPECT_EQ(has_nan, !live) << "row " << b;
-    if (!live) EXPECT_EQ(c_.step.seq_lens(b / c_.step.q), 0);
+    EXPECT_EQ(c_.step.seq_lens(b / c_.step.q) == 0, !live) << "row " << b;
     for (int64_t i = width; i < c_.step.projected.stride(0); ++i)
       EXPECT_TRUE(is_nan(to_float(row[i]))) << b << ", " << i;
   }
@@ -307,11 +307,12 @@ TEST(Adversarial, Magnitude) {
 
 TEST(Adversarial, Subnormal) {
   const Spoilt s({"subnormal"});
-  const auto is_subnormal = [&](int b) {
+  const auto is_subnormal = [&](int b) {  // but for its outlier channels
     const std::vector<float> q_a = s.q_a(b);
-    return !all_zero(q_a) && std::all_of(q_a.begin(), q_a.end(), [](float x) { return std::fabs(x) < 0x1p-126f; });
+    const auto few = std::count_if(q_a.begin(), q_a.end(), [](float x) { return x != 0 && std::fabs(x) < 0x1p-126f; });
+    return few > 100;
   };
-  EXPECT_GE(s.rows_where(is_subnormal), 4);
+  EXPECT_EQ(s.rows_where(is_subnormal), 8);
   const int tokens = s.tokens_where([&](std::string_view row, const std::string&) {
     const float pe = std::fabs(kv_value(s.c, row, kLatent));
     return pe > 0 && pe < 0x1p-126f;

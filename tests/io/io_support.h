@@ -126,11 +126,19 @@ struct FileParts {
     std::copy(shape.begin(), shape.end(), view.shape);
     set_dense(view);
   }
+  /// Another type for the same shape, all bytes zero.
+  void retype(std::string_view name, ElementType type) {
+    TensorView& view = at(name);
+    view.type = type;
+    zeros.emplace_back(size_t(view.elements() * element_bytes(type)));
+    view.data = zeros.back().data();
+  }
   void write(const std::string& path) const { write_safetensors(path, tensors, metadata); }
 
   SafetensorsFile file;
   std::vector<NamedTensor> tensors;
   FileMetadata metadata;
+  std::vector<std::vector<std::byte>> zeros;
 };
 
 /// A case small enough for every test.

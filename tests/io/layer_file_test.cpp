@@ -121,7 +121,7 @@ std::function<void(FileParts&)> drop(std::string name) {
   return [=](FileParts& parts) { parts.at(name).data = nullptr; };
 }
 std::function<void(FileParts&)> retype(std::string name, ElementType type) {
-  return [=](FileParts& parts) { parts.at(name).type = type; };
+  return [=](FileParts& parts) { parts.retype(name, type); };
 }
 std::function<void(FileParts&)> reshape(std::string name, std::vector<int64_t> shape) {
   return [=](FileParts& parts) { parts.reshape(name, shape); };

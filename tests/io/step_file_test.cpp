@@ -143,7 +143,7 @@ std::function<void(FileParts&)> reshape(std::string name, std::vector<int64_t> s
   return [=](FileParts& parts) { parts.reshape(name, shape); };
 }
 std::function<void(FileParts&)> retype(std::string name, ElementType type) {
-  return [=](FileParts& parts) { parts.at(name).type = type; };
+  return [=](FileParts& parts) { parts.retype(name, type); };
 }
 
 /// A flat cache of `rows` rows with these metadata.

@@ -53,7 +53,8 @@ class Worker {
     int64_t rows = -1;
     int32_t length = -1;
     int width = kLatent;
-    std::function<void(Exchange)> before = [](Exchange) {};
+    std::function<void(Exchange)> before = [](Exchange) {};   ///< publishing
+    std::function<void(Exchange)> between = [](Exchange) {};  ///< publishing and collecting
   };
 
   Status run(const Deviation& deviation) {
@@ -64,6 +65,7 @@ class Worker {
     BoxRun run(box_, {rows, 1, deviation.width, View<const int32_t, 1>(lengths_.data(), rows)});
     deviation.before(Exchange::kQuery);
     if (Status s = run.publish_query({query_.data(), options_.heads, element}); !s.ok()) return s;
+    deviation.between(Exchange::kQuery);
     if (Status s = run.collect_query({all_query_.data(), int(ranks * h), element}); !s.ok()) return s;
     deviation.before(Exchange::kCandidates);
     if (Status s = run.publish_candidates(View<const Candidate, 2>(candidates_.data(), rows, topk)); !s.ok()) return s;
@@ -298,30 +300,24 @@ TEST(Box, NamesTheMailboxThatStayedEmpty) {
 }
 
 // Rank 2 stops when half of the ranks have its query: ranks 3 and 0 do, and wait for the candidates of rank 1, which
-// waits for rank 2. With candidates of rank 1 only in the chain, each must still name rank 2.
+// waits for rank 2, but begins to so late that the others would lose patience with rank 1 first, did they not follow
+// its link.
 TEST(Box, AChainOfWaitsNamesItsEndNotTheRankThatWaits) {
   constexpr int kRanks = 4;
   for (int repeat = 0; repeat < 3; ++repeat) {
     const auto ends = make_thread_transports(kRanks);
     on_ranks(kRanks, [&](int rank) {
-      BoxOptions options = small_options();
-      // Were the chain not followed, ranks 3 and 0, which wait for rank 1, would be the first to lose patience.
-      Box box(ends[size_t(rank)], options);
+      Box box(ends[size_t(rank)], small_options());
       if (rank == 2) {
         box.impl().stop_after = [](Exchange, int64_t run, int64_t words) {
           return run == 2 ? words / 2 : Box::Impl::kGoOn;
         };
       }
       Worker worker(box, 2);
-      Status status = worker.run();
-      EXPECT_TRUE(status.ok());
+      worker.run().or_throw();
       Worker::Deviation late;
-      if (rank == 1) {  // begins to wait for rank 2 later than 0 and 3 begin to wait for it
-        late.before = [](Exchange exchange) {
-          if (exchange == Exchange::kQuery) std::this_thread::sleep_for(kDeadline / 2);
-        };
-      }
-      status = worker.run(late);
+      if (rank == 1) late.between = [](Exchange) { std::this_thread::sleep_for(kDeadline / 2); };
+      const Status status = worker.run(late);
       if (rank != 2) expect_lost(status, rank, 2, "layer run 2");
     });
   }

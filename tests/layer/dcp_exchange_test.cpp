@@ -65,9 +65,10 @@ struct Plan {
   int ranks;
   KvFormat kv_format;
   PartialFormat partial;
+  int heads() const { return ranks <= 2 ? 3 : 1; }
 };
 
-constexpr int kCap = 6, kHeads = 2, kTopk = 19, kRuns = 300;
+constexpr int kCap = 5, kTopk = 19, kRuns = 300;
 
 /// What one run is, the same on every rank.
 struct Run {
@@ -108,10 +109,10 @@ void delay(std::mt19937& random) {
 
 /// One rank of one run; compares everything that arrives.
 void exchange_once(Box::Impl& box, const Plan& plan, const Run& r, uint32_t seed, int run, std::mt19937& random) {
-  const int rank = box.rank(), ranks = box.size();
+  const int rank = box.rank(), ranks = box.size(), heads = plan.heads();
   const int element = has_fp8_query(plan.kv_format) ? 1 : 2;
   const WordFormat query_format = element == 1 ? WordFormat::kE4m3 : WordFormat::kBf16Pair;
-  const int64_t query_words = int64_t(kHeads) * 576 * element / 4, value_words = int64_t(kHeads) * r.width / 2;
+  const int64_t query_words = int64_t(heads) * 576 * element / 4, value_words = int64_t(heads) * r.width / 2;
   const int64_t rows = std::max<int64_t>(r.rows, 1);
   const std::string where = "run " + std::to_string(run) + " rank " + std::to_string(rank);
   const uint32_t poison = 0xDEADBEEFu;
@@ -122,7 +123,7 @@ void exchange_once(Box::Impl& box, const Plan& plan, const Run& r, uint32_t seed
   BoxRun exchange(box, {r.rows, r.q, r.width, View<const int32_t, 1>(r.lengths.data(), r.lengths.size())});
   std::vector<uint32_t> query = sent(rank, 0, rows * query_words, query_format);
   delay(random);
-  exchange.publish_query({reinterpret_cast<std::byte*>(query.data()), kHeads, element}).or_throw();
+  exchange.publish_query({reinterpret_cast<std::byte*>(query.data()), heads, element}).or_throw();
   std::vector<uint32_t> candidates = sent(rank, 1, rows * kTopk * 2, WordFormat::kPlain);
   delay(random);
   exchange
@@ -130,7 +131,7 @@ void exchange_once(Box::Impl& box, const Plan& plan, const Run& r, uint32_t seed
       .or_throw();
   std::vector<uint32_t> all_query(size_t(rows * ranks * query_words), poison);
   std::vector<uint32_t> all_candidates(size_t(ranks * rows * kTopk * 2), poison);
-  const QueryRows gathered{reinterpret_cast<std::byte*>(all_query.data()), ranks * kHeads, element};
+  const QueryRows gathered{reinterpret_cast<std::byte*>(all_query.data()), ranks * heads, element};
   const View<Candidate, 3> gathered_candidates(reinterpret_cast<Candidate*>(all_candidates.data()), ranks, rows, kTopk);
   const bool query_first = run % 2 == 0;  // either order is allowed
   if (query_first) exchange.collect_query(gathered).or_throw();
@@ -156,28 +157,28 @@ void exchange_once(Box::Impl& box, const Plan& plan, const Run& r, uint32_t seed
   }
 
   std::vector<uint32_t> partials = sent(rank, 2, rows * ranks * value_words, WordFormat::kBf16Pair);
-  std::vector<uint32_t> lse = sent(rank, 3, rows * ranks * kHeads, WordFormat::kLse);
+  std::vector<uint32_t> lse = sent(rank, 3, rows * ranks * heads, WordFormat::kLse);
   delay(random);
   exchange
       .publish_partials(
-          View<const BFloat16, 3>(reinterpret_cast<const BFloat16*>(partials.data()), rows, ranks * kHeads, r.width),
-          View<const float, 2>(reinterpret_cast<const float*>(lse.data()), rows, ranks * kHeads))
+          View<const BFloat16, 3>(reinterpret_cast<const BFloat16*>(partials.data()), rows, ranks * heads, r.width),
+          View<const float, 2>(reinterpret_cast<const float*>(lse.data()), rows, ranks * heads))
       .or_throw();
   std::vector<uint32_t> all_partials(size_t(ranks * rows * value_words), poison);
-  std::vector<uint32_t> all_lse(size_t(ranks * rows * kHeads), poison);
+  std::vector<uint32_t> all_lse(size_t(ranks * rows * heads), poison);
   exchange
       .collect_partials(
-          View<BFloat16, 4>(reinterpret_cast<BFloat16*>(all_partials.data()), ranks, rows, kHeads, r.width),
-          View<float, 3>(reinterpret_cast<float*>(all_lse.data()), ranks, rows, kHeads))
+          View<BFloat16, 4>(reinterpret_cast<BFloat16*>(all_partials.data()), ranks, rows, heads, r.width),
+          View<float, 3>(reinterpret_cast<float*>(all_lse.data()), ranks, rows, heads))
       .or_throw();
   for (int from = 0; from < ranks; ++from) {
     const auto partials_of = sent(from, 2, rows * ranks * value_words, WordFormat::kBf16Pair);
-    const auto lse_of = sent(from, 3, rows * ranks * kHeads, WordFormat::kLse);
+    const auto lse_of = sent(from, 3, rows * ranks * heads, WordFormat::kLse);
     for (int64_t b = 0; b < r.rows; ++b) {
       const std::string row = where + " from " + std::to_string(from) + " row " + std::to_string(b);
       expect_words(all_partials, (from * rows + b) * value_words, partials_of, (b * ranks + rank) * value_words,
                    value_words, WordFormat::kBf16Pair, row + " partial");
-      expect_words(all_lse, (from * rows + b) * kHeads, lse_of, (b * ranks + rank) * kHeads, kHeads, WordFormat::kLse,
+      expect_words(all_lse, (from * rows + b) * heads, lse_of, (b * ranks + rank) * heads, heads, WordFormat::kLse,
                    row + " lse");
     }
   }
@@ -204,7 +205,7 @@ TEST_P(DcpExchange, EveryWordOfEveryRunArrives) {
   const auto ends = make_thread_transports(ranks);
   BoxOptions options;
   options.cap = kCap;
-  options.heads = kHeads;
+  options.heads = plan.heads();
   options.topk = kTopk;
   options.kv_format = kv_format;
   options.partial = partial;

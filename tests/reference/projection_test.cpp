@@ -170,25 +170,33 @@ TEST(ReferenceIndexProjection, HeadWeightsMultiplyLeftToRightInFp32) {
   }
 }
 
+/// wk alternates around a mean of 10 with a variance of 9.
+void expect_key(IndexFormat format, double eps, float size) {
+  Projection p(KvFormat::kFp8DsMla, format);
+  p.run_query();
+  p.layer.model.config.eps = eps;
+  const int64_t wk = p.layer.model.sizes.wk_at();
+  for (int i = 0; i < kIndexDim; ++i) p.projected(0, wk + i) = bf16(10 + (i % 2 == 0 ? 3 : -3));
+  p.layer.k_norm_weight(4) = 1.5f;
+  p.layer.k_norm_bias(5) = 0.25f;
+  p.layer.k_norm_weight(6) = 1.1875f;  // between two codes, so that the least error of the norm shows
+  p.index_slots(0) = 2 * 64 + 33;
+  p.run_index();
+  std::vector<float> key(kIndexDim);
+  for (int i = 0; i < kIndexDim; ++i) key[size_t(i)] = i % 2 == 0 ? size : -size;
+  key[4] *= 1.5f;
+  key[5] += 0.25f;
+  key[6] *= 1.1875f;
+  std::vector<std::byte> want(p.index_bytes.size(), std::byte(0xEE));
+  encode_index(format, key.data(), 33, want.data() + 2 * 64 * row_bytes(format));
+  for (size_t i = 0; i < want.size(); ++i)
+    ASSERT_EQ(int(p.index_bytes[i]), int(want[i])) << name_of(format) << " byte " << i;
+}
+
 TEST(ReferenceIndexProjection, WritesTheNormalisedKeyOfItsSlotAlone) {
   for (const IndexFormat format : {IndexFormat::kFp8, IndexFormat::kMxfp4}) {
-    Projection p(KvFormat::kFp8DsMla, format);
-    p.run_query();
-    const int64_t wk = p.layer.model.sizes.wk_at();
-    for (int i = 0; i < kIndexDim; ++i)
-      p.projected(0, wk + i) = bf16(10 + (i % 2 == 0 ? 3 : -3));  // mean 10, variance 9
-    p.layer.k_norm_weight(4) = 1.5f;
-    p.layer.k_norm_bias(5) = 0.25f;
-    p.index_slots(0) = 2 * 64 + 33;
-    p.run_index();
-    std::vector<float> key(kIndexDim);
-    for (int i = 0; i < kIndexDim; ++i) key[size_t(i)] = i % 2 == 0 ? 1.0f : -1.0f;
-    key[4] = 1.5f;
-    key[5] = -0.75f;
-    std::vector<std::byte> want(p.index_bytes.size(), std::byte(0xEE));
-    encode_index(format, key.data(), 33, want.data() + 2 * 64 * row_bytes(format));
-    for (size_t i = 0; i < want.size(); ++i)
-      ASSERT_EQ(int(p.index_bytes[i]), int(want[i])) << name_of(format) << " byte " << i;
+    ASSERT_NO_FATAL_FAILURE(expect_key(format, 0, 1));
+    ASSERT_NO_FATAL_FAILURE(expect_key(format, 7, 0.75f)) << "3 / sqrt(9 + 7)";
   }
 }
 

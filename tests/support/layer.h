@@ -40,7 +40,7 @@ inline PrepareOptions options_for(const Case& c) {
   PrepareOptions options;
   options.batches = {{c.step.batch, c.step.projected.stride(0)}};
   options.queries = {c.step.q};
-  options.max_context = longest_context(c.step);
+  options.max_context = test::longest_context(c.step);
   return options;
 }
 

@@ -10,19 +10,11 @@
 
 #if defined(__x86_64__)
 
-// GCC 12 warns of its own header (bug 105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
 #include <algorithm>
 
 #include "backends/cpu/bf16_ops_avx512.h"
 #include "backends/cpu/cpu_features.h"
+#include "backends/cpu/x86_intrinsics.h"
 
 // From here on functions may use these instructions; cpu_features.h says whether they may be called.
 #if defined(__clang__)

@@ -7,20 +7,12 @@
 
 #if defined(__x86_64__)
 
-// GCC 12 warns of its own header (bug 105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "backends/cpu/cpu_features.h"
+#include "backends/cpu/x86_intrinsics.h"
 #include "format/numeric.h"
 
 namespace dsacore::cpu {

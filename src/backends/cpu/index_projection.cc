@@ -115,7 +115,7 @@ struct FewRows {
 
 void run_few_rows(const IndexProjectionArgs& args, const Workspace& workspace) {
   if (rows_of(args) == 0) return;
-  float* sums = ScratchPieces(workspace.scratch.data()).take<float>(0);
+  float* sums = reinterpret_cast<float*>(workspace.scratch.data());
   run_heads(args, *workspace.threads, FewRows{args, ops_of(workspace), sums, rows_of(args)});
 }
 

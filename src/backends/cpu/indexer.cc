@@ -20,17 +20,51 @@
 #include "backends/cpu/scores-inl.h"
 #include "backends/cpu/select-inl.h"
 #include "hwy/highway.h"
+#if HWY_TARGET == HWY_AVX3
+#include "backends/cpu/scores_amx-inl.h"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace dsacore::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+using Score = void (*)(const ScoreTask& task);
+
+/// How units are scored, and how the queries are to lie for it.
+struct Method {
+  Score score;
+  QueryPanels panels;
+};
+
+#if HWY_TARGET == HWY_AVX3
+template <class Unit>
+Score amx_score(int columns) {
+  return columns == kTileColumns ? score_units_amx<Unit, 2> : score_units_amx<Unit, 4>;
+}
+Method amx_method(IndexFormat format, int heads, int q) {
+  const QueryPanels panels = tile_panels(heads, q);
+  if (format == IndexFormat::kMxfp4) return {amx_score<Mxfp4Unit>(panels.columns), panels};
+  if (__builtin_cpu_supports("gfni")) return {amx_score<Fp8Unit<ByGfni>>(panels.columns), panels};
+  return {amx_score<Fp8Unit<ByTable>>(panels.columns), panels};
+}
+#endif
+
+Method method_for(const IndexerArgs& args, const Bf16Ops& ops) {
+  const int heads = args.model->sizes.index_heads;
+#if HWY_TARGET == HWY_AVX3
+  if (&ops == amx_ops()) return amx_method(args.index.format, heads, args.q);
+#endif
+  static_cast<void>(ops);
+  const Score score = args.index.format == IndexFormat::kFp8 ? score_units<Fp8Unit<ByTable>> : score_units<Mxfp4Unit>;
+  return {score, block_panels(heads, args.q)};
+}
+
 /// What all tasks of a run share.
 struct IndexerRun {
   const IndexerArgs& args;
   const Bf16Ops& ops;
-  QueryPanels panels;
+  Method method;
   IndexerScratch scratch;
   int topk;
 
@@ -73,7 +107,18 @@ void score_task(const IndexerRun& run, int64_t requests, int64_t task, int worke
   const int64_t last = std::min(first + kTaskPages, pages_of(wave->tokens, kIndexPage));
   std::array<int64_t, kMaxQ> held;
   for (int j = 0; j < run.args.q; ++j) held[size_t(j)] = run.held(wave->request, j);
-  score_pages(run.args, run.ops, run.panels, *wave, held.data(), first, last, run.scratch.score_buffers(worker));
+  const ScoreBuffers buffers = run.scratch.score_buffers(worker);
+  const ScoreTask score{run.args,    run.ops, run.method.panels, *wave, held.data(), first * kUnitsOfPage, last * kUnitsOfPage,
+                        buffers};
+  if (*buffers.request != wave->request) {
+    pack_queries(score, run.args.index.format == IndexFormat::kFp8 ? kFp8Order : kMxfp4Order);
+    *buffers.request = wave->request;
+  }
+  run.method.score(score);
+  constexpr int kGroups = kIndexPage / kKeyGroup;
+  for (int j = 0; j < run.args.q; ++j) {
+    group_maxima(wave->keys_of(j) + first * kIndexPage, (last - first) * kGroups, wave->maxima_of(j) + first * kGroups);
+  }
 }
 
 /// The row's tokens by their local ids, ascending, and their physical rows, then -1.
@@ -121,7 +166,8 @@ void select_row(const IndexerRun& run, const RequestKeys& request, int position,
 
 void run_indexer(const IndexerArgs& args, const Workspace& workspace) {
   Threads& threads = *workspace.threads;
-  const QueryPanels panels(args.model->sizes.index_heads, args.q);
+  const Bf16Ops& ops = ops_of(workspace);
+  const Method method = method_for(args, ops);
   const int topk = args.model->config.topk;
   const int64_t requests = args.seq_lens.extent(0);
   int64_t longest = 0;
@@ -129,7 +175,7 @@ void run_indexer(const IndexerArgs& args, const Workspace& workspace) {
     longest = std::max(longest, local_count(args.shard, keys_seen(args.seq_lens(r), args.q, args.q - 1)));
   }
   std::byte* base = workspace.scratch.data();
-  const IndexerRun run{args, ops_of(workspace), panels, IndexerScratch(base, panels, topk, longest, requests), topk};
+  const IndexerRun run{args, ops, method, IndexerScratch(base, method.panels, topk, longest, requests), topk};
   const int64_t keys_at = run.scratch.keys_at(threads.count());
   const int64_t key_room = int64_t(workspace.scratch.size()) - keys_at;
   int64_t end = 0;
@@ -148,7 +194,7 @@ void run_indexer(const IndexerArgs& args, const Workspace& workspace) {
 Verdict accepts(const ShapeKey&) { return {}; }
 
 int64_t scratch_bytes(const ShapeKey& shape, int threads) {
-  const QueryPanels panels(shape.sizes.index_heads, shape.q);
+  const QueryPanels panels = tile_panels(shape.sizes.index_heads, shape.q);  // the largest
   const int64_t requests = shape.rows / shape.q;
   const int64_t one = key_bytes(shape.q, shape.max_context);
   return IndexerScratch(nullptr, panels, shape.topk, shape.max_context, requests).keys_at(threads) +

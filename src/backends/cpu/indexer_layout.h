@@ -17,9 +17,12 @@ namespace dsacore::cpu {
 
 inline constexpr int kUnitTokens = 32;  ///< decoded and multiplied at a time: half an index page, so that all of it stays in L1
 inline constexpr int kUnitsOfPage = kIndexPage / kUnitTokens;
+inline constexpr int kUnitsAhead = 4;   ///< how far ahead a unit's bytes are asked for
+inline constexpr int kTouchAhead = 12;  ///< how far ahead one line of each of its pages of memory is, so that addresses are known by then
 inline constexpr int kKeyGroup = 16;    ///< tokens that share a maximum
 inline constexpr int kTaskPages = 16;
 inline constexpr int kColumnStep = 16;  ///< heads are padded to a multiple of it: block_dot's columns
+inline constexpr int kTileColumns = 32;  ///< of two AMX tiles
 inline constexpr int64_t kWaveKeys = int64_t(8) << 20;
 
 /// The keys of one request, and which tasks compute them.
@@ -37,32 +40,37 @@ struct RequestKeys {
 
 constexpr int64_t key_pitch(int64_t tokens) { return (tokens + kIndexPage - 1) / kIndexPage * kIndexPage; }
 
-/// How the index queries of a request lie side by side as block_dot's columns: whole rows, padded to kColumnStep, in panels of at
-/// least 32 columns where q allows it (both sums of a pair of AMX tiles).
+/// How the index queries of a request lie side by side as columns: row after row, each padded, in panels of `width` columns, of which
+/// the last may be narrower. A panel is [64 pairs of k][columns][2].
 struct QueryPanels {
-  QueryPanels(int index_heads, int positions)
-      : heads(index_heads),
-        columns((index_heads + kColumnStep - 1) / kColumnStep * kColumnStep),
-        q(positions),
-        rows(std::min(positions, std::max(1, 2 * kColumnStep / columns))) {}
-
   int heads;
-  int columns;  ///< of one row
   int q;
-  int rows;     ///< of a panel; the last panel may have fewer
+  int columns;  ///< of a row
+  int width;    ///< of a panel
 
-  int columns_from(int position) const { return std::min(rows, q - position) * columns; }
-  /// Element at which the panel that begins with row `position` begins.
-  int64_t panel_at(int position) const { return int64_t(position) * columns * kIndexDim; }
+  int total() const { return q * columns; }
+  int width_from(int column) const { return std::min(width, total() - column); }
+  /// Element at which the panel that begins with column `column` begins.
+  static int64_t panel_at(int64_t column) { return column * kIndexDim; }
 };
+
+/// For block_dot: whole rows, more than one in a panel where they are short.
+constexpr QueryPanels block_panels(int heads, int q) {
+  const int columns = (heads + kColumnStep - 1) / kColumnStep * kColumnStep;
+  return {heads, q, columns, columns * std::max(1, kTileColumns / columns)};
+}
+/// For scores_amx-inl.h: kTileColumns at a time.
+constexpr QueryPanels tile_panels(int heads, int q) {
+  return {heads, q, (heads + kTileColumns - 1) / kTileColumns * kTileColumns, kTileColumns};
+}
 
 /// What a worker needs to score.
 struct ScoreBuffers {
   int64_t* request;   ///< whose queries and weights these are; -1: none
-  BFloat16* queries;  ///< panels of [64 pairs][columns][2]
+  BFloat16* queries;  ///< panels
   float* weights;     ///< [q, columns], 0 where padded
   BFloat16* keys[2];  ///< [kUnitTokens, 128]
-  float* dots;        ///< [kUnitTokens, columns of a panel]
+  float* dots[2];     ///< [kUnitTokens, columns of a panel or of a row]
 };
 
 /// What a worker needs to select. The sizes follow from spec 5: see select-inl.h.
@@ -86,10 +94,10 @@ constexpr int64_t select_rest(int topk, int64_t tokens) {
 inline ScoreBuffers take_score_buffers(ScratchPieces& pieces, const QueryPanels& panels) {
   ScoreBuffers b;
   b.request = pieces.take<int64_t>(1);
-  b.queries = pieces.take<BFloat16>(panels.panel_at(panels.q));
-  b.weights = pieces.take<float>(int64_t(panels.q) * panels.columns);
+  b.queries = pieces.take<BFloat16>(QueryPanels::panel_at(panels.total()));
+  b.weights = pieces.take<float>(panels.total());
   for (BFloat16*& keys : b.keys) keys = pieces.take<BFloat16>(kUnitTokens * kIndexDim);
-  b.dots = pieces.take<float>(int64_t(kUnitTokens) * panels.columns_from(0));
+  for (float*& dots : b.dots) dots = pieces.take<float>(int64_t(kUnitTokens) * std::max(panels.width, panels.columns));
   return b;
 }
 
@@ -142,10 +150,10 @@ class IndexerScratch {
   int64_t worker_bytes_;
 };
 
-/// Bytes of the keys and maxima of `q` rows of `tokens` tokens.
+/// Bytes of the keys and maxima of `q` rows of `tokens` tokens, a multiple of 64.
 constexpr int64_t key_bytes(int q, int64_t tokens) {
   const int64_t keys = q * key_pitch(tokens);
-  return (keys + keys / kKeyGroup) * int64_t(sizeof(uint32_t));
+  return (keys + (keys / kKeyGroup + 15) / 16 * 16) * int64_t(sizeof(uint32_t));
 }
 
 }  // namespace dsacore::cpu

@@ -14,6 +14,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "backends/cpu/bf16_ops.h"
@@ -121,19 +122,24 @@ HWY_INLINE KeyV keys_of_scores(ScoreV score) {
   return hn::IfThenZeroElse(hn::RebindMask(d, hn::IsNaN(score)), key);
 }
 
-/// Keys of a unit for one row. `scales` are the tokens' FP32 scales, at any address, or null.
+/// Keys of tokens first..last-1 of a unit for one row. `scales` are the unit's FP32 scales, at any address, or null.
 template <int kVectors>
-void unit_keys(const float* HWY_RESTRICT dots, int64_t pitch, const float* HWY_RESTRICT weights, const std::byte* scales,
-               uint32_t* HWY_RESTRICT keys) {
+HWY_INLINE void token_keys(int first, int last, const float* HWY_RESTRICT dots, int64_t pitch, const float* HWY_RESTRICT weights,
+                           const std::byte* scales, uint32_t* HWY_RESTRICT keys) {
   const ScoreD d;
   const hn::Repartition<uint8_t, ScoreD> d8;
-  for (int t = 0; t < kUnitTokens; t += kScoreLanes) {
+  for (int t = first; t < last; t += kScoreLanes) {
     ScoreV score = sum_tokens<kVectors>(dots + t * pitch, pitch, weights);
     if (scales != nullptr) {
-      score = hn::Mul(score, hn::BitCast(d, hn::LoadU(d8, reinterpret_cast<const uint8_t*>(scales) + t * sizeof(float))));
+      score = hn::Mul(score, hn::BitCast(d, hn::LoadU(d8, reinterpret_cast<const uint8_t*>(scales) + t * int(sizeof(float)))));
     }
     hn::Store(keys_of_scores(score), KeyD(), keys + t);
   }
+}
+
+template <int kVectors>
+void unit_keys(const float* dots, int64_t pitch, const float* weights, const std::byte* scales, uint32_t* keys) {
+  token_keys<kVectors>(0, kUnitTokens, dots, pitch, weights, scales, keys);
 }
 
 using UnitKeys = void (*)(const float* dots, int64_t pitch, const float* weights, const std::byte* scales, uint32_t* keys);
@@ -176,105 +182,113 @@ inline void group_maxima(const uint32_t* HWY_RESTRICT keys, int64_t groups, uint
   }
 }
 
-// ---- queries ----
-
-/// Packs the index queries and head weights of a request for block_dot, in the order of k of the decoded keys.
-inline void pack_queries(const IndexerArgs& args, const Bf16Ops& ops, const QueryPanels& panels, int64_t request,
-                         const ScoreBuffers& b) {
-  const auto& order = args.index.format == IndexFormat::kFp8 ? kFp8Order : kMxfp4Order;
-  for (int j = 0; j < panels.q; ++j) {
-    const int64_t row = request * panels.q + j;
-    const int first = j / panels.rows * panels.rows;
-    const int width = panels.columns_from(first);
-    BFloat16* column = b.queries + panels.panel_at(first) + 2 * (j - first) * panels.columns;
-    for (int h = 0; h < panels.columns; ++h, column += 2) {
-      BFloat16 query[kIndexDim] = {};
-      if (h < panels.heads) ops.decode_e4m3(args.index_query.row(row, h), query, kIndexDim);
-      for (int pair = 0; pair < kIndexDim / 2; ++pair) {
-        column[int64_t(pair) * 2 * width] = query[order[2 * pair]];
-        column[int64_t(pair) * 2 * width + 1] = query[order[2 * pair + 1]];
-      }
-    }
-    float* weights = b.weights + j * panels.columns;
-    std::fill(std::copy_n(args.head_weights.row(row), panels.heads, weights), weights + panels.columns, 0.0f);
-  }
-}
-
 // ---- a run of pages ----
 
-/// Where the units of a request lie.
-class UnitPlaces {
- public:
-  UnitPlaces(const IndexerArgs& args, int64_t request)
-      : cache_(args.index),
-        table_(args.block_table.row(request)),
-        index_table_(args.index_block_table.empty() ? nullptr : args.index_block_table.row(request)),
-        page_(args.page) {}
+/// Units begin..end-1 of a request, to be scored for all of its rows.
+struct ScoreTask {
+  const IndexerArgs& args;
+  const Bf16Ops& ops;
+  const QueryPanels& panels;
+  const RequestKeys& out;
+  const int64_t* seen;  ///< [q] local tokens of the rows
+  int64_t begin, end;
+  const ScoreBuffers& b;
+};
 
-  UnitBytes at(int64_t unit) const {
-    const Place place = index_place(table_, index_table_, page_, LocalId(int32_t(unit * kUnitTokens)));
-    const std::byte* page = cache_.data + int64_t(place.page.value()) * kIndexPage * cache_.row_bytes;
-    return with_layout(cache_.format, [&](auto layout) {
-      return UnitBytes{page + layout.value_at(place.offset), page + layout.scale_at(place.offset)};
-    });
+/// A ScoreTask's units, with what is asked for ahead of each. Places are looked up once a page: that takes divisions.
+template <class Unit>
+class TaskUnits {
+ public:
+  using Layout = typename Unit::Layout;
+
+  explicit TaskUnits(const ScoreTask& task) : begin_(task.begin), last_(task.end - 1), keys_(task.b.keys) {
+    const IndexerArgs& args = task.args;
+    const int32_t* table = args.block_table.row(task.out.request);
+    const int32_t* index_table = args.index_block_table.empty() ? nullptr : args.index_block_table.row(task.out.request);
+    for (int64_t unit = begin_; unit <= last_; unit += kUnitsOfPage) {
+      const Place place = index_place(table, index_table, args.page, LocalId(int32_t(unit * kUnitTokens)));
+      pages_[size_t(unit - begin_) / kUnitsOfPage] = args.index.data + int64_t(place.page.value()) * Layout::kPageBytes;
+    }
+    for (int64_t unit = begin_; unit <= std::min(begin_ + kTouchAhead, last_); ++unit) touch_unit(bytes(unit));
+    for (int64_t unit = begin_; unit <= std::min(begin_ + kUnitsAhead, last_); ++unit) {
+      for (int slot = 0; slot < kUnitSlots; ++slot) prefetch_slot<Layout>(bytes(unit), slot);
+    }
+  }
+
+  /// The unit, to be decoded into its buffer.
+  Unit at(int64_t unit) const {
+    touch_unit(bytes(std::min(unit + kTouchAhead, last_)));
+    return Unit(bytes(unit), bytes(std::min(unit + kUnitsAhead, last_)), keys_[unit % 2]);
+  }
+  UnitBytes bytes(int64_t unit) const {
+    const std::byte* page = pages_[size_t(unit - begin_) / kUnitsOfPage];
+    const int first = int(unit % kUnitsOfPage) * kUnitTokens;
+    return {page + Layout::value_at(first), page + Layout::scale_at(first)};
   }
 
  private:
-  const IndexCache& cache_;
-  const int32_t* table_;
-  const int32_t* index_table_;
-  int page_;
+  int64_t begin_, last_;
+  BFloat16* const* keys_;
+  std::array<const std::byte*, kTaskPages> pages_;
 };
 
-/// Zeroes the keys of a unit from the row's `n`-th token on.
-inline void clear_unseen(int64_t first, int64_t n, uint32_t* keys) {
-  for (int64_t t = std::max<int64_t>(n - first, 0); t < kUnitTokens; ++t) keys[t] = kNanScoreKey;
-}
-
-/// Scores pages first..last-1 of a request for all of its rows. `seen[j]`: local tokens of row j.
-inline void score_pages(const IndexerArgs& args, const Bf16Ops& ops, const QueryPanels& panels, const RequestKeys& out,
-                        const int64_t* seen, int64_t first, int64_t last, const ScoreBuffers& b) {
-  if (*b.request != out.request) {
-    pack_queries(args, ops, panels, out.request, b);
-    *b.request = out.request;
-  }
-  const bool fp8 = args.index.format == IndexFormat::kFp8;
-  const auto decode = fp8 ? decode_fp8 : decode_mxfp4;
-  const UnitKeys to_keys = unit_keys_for(panels.columns);
-  const UnitPlaces places(args, out.request);
-  const int64_t end = last * kUnitsOfPage;
-  UnitBytes here = places.at(first * kUnitsOfPage);
-  UnitBytes next = places.at(first * kUnitsOfPage + 1);
-  decode(here, next, b.keys[0]);
-  for (int64_t unit = first * kUnitsOfPage; unit < end; ++unit) {
-    for (int j = 0; j < panels.q; j += panels.rows) {
-      const int width = panels.columns_from(j);
-      ops.block_dot({.a = b.keys[unit % 2],
-                     .a_pitch = kIndexDim,
-                     .m = kUnitTokens,
-                     .b = b.queries + panels.panel_at(j),
-                     .b_pitch = 2 * width,
-                     .n = width,
-                     .k = kIndexDim,
-                     .c = b.dots,
-                     .c_pitch = width,
-                     .accumulate = false});
-      const UnitBytes scored = here;
-      if (j + panels.rows >= panels.q && unit + 1 < end) {  // decoded here, the next unit overlaps with matrix units at work
-        here = next;
-        if (unit + 2 < end) next = places.at(unit + 2);
-        decode(here, next, b.keys[(unit + 1) % 2]);
-      }
-      for (int i = j; i < std::min(j + panels.rows, panels.q); ++i) {
-        uint32_t* keys = out.keys_of(i) + unit * kUnitTokens;
-        to_keys(b.dots + (i - j) * panels.columns, width, b.weights + i * panels.columns, fp8 ? scored.scales : nullptr, keys);
-        if ((unit + 1) * kUnitTokens > seen[i]) clear_unseen(unit * kUnitTokens, seen[i], keys);
+/// Packs the index queries and head weights of a request, in the order of k of the decoded keys.
+inline void pack_queries(const ScoreTask& task, const KeyOrder& order) {
+  const QueryPanels& panels = task.panels;
+  for (int j = 0; j < panels.q; ++j) {
+    const int64_t row = task.out.request * panels.q + j;
+    for (int h = 0; h < panels.columns; ++h) {
+      BFloat16 query[kIndexDim] = {};
+      if (h < panels.heads) task.ops.decode_e4m3(task.args.index_query.row(row, h), query, kIndexDim);
+      const int column = j * panels.columns + h, first = column / panels.width * panels.width;
+      const int64_t pitch = 2 * int64_t(panels.width_from(first));
+      BFloat16* at = task.b.queries + QueryPanels::panel_at(first) + 2 * (column - first);
+      for (int pair = 0; pair < kIndexDim / 2; ++pair, at += pitch) {
+        at[0] = query[order[size_t(2 * pair)]];
+        at[1] = query[order[size_t(2 * pair + 1)]];
       }
     }
+    float* weights = task.b.weights + j * panels.columns;
+    std::fill(std::copy_n(task.args.head_weights.row(row), panels.heads, weights), weights + panels.columns, 0.0f);
   }
-  constexpr int kGroups = kIndexPage / kKeyGroup;
-  for (int j = 0; j < panels.q; ++j) {
-    group_maxima(out.keys_of(j) + first * kIndexPage, (last - first) * kGroups, out.maxima_of(j) + first * kGroups);
+}
+
+/// Zeroes the keys of a unit from the row's n-th token on.
+inline void clear_unseen(const ScoreTask& task, int64_t unit, int position) {
+  const int64_t first = unit * kUnitTokens;
+  uint32_t* keys = task.out.keys_of(position) + first;
+  for (int64_t t = std::max<int64_t>(task.seen[position] - first, 0); t < kUnitTokens; ++t) keys[t] = kNanScoreKey;
+}
+
+/// Scores by block_dot. FP8 keys are scaled here, MXFP4 keys were when they were decoded.
+template <class Unit>
+void score_units(const ScoreTask& task) {
+  const QueryPanels& panels = task.panels;
+  const ScoreBuffers& b = task.b;
+  const UnitKeys to_keys = unit_keys_for(panels.columns);
+  const TaskUnits<Unit> units(task);
+  for (int64_t unit = task.begin; unit < task.end; ++unit) {
+    decode_unit(units.at(unit));
+    const std::byte* scales = Unit::kScaled ? nullptr : units.bytes(unit).scales;
+    for (int column = 0; column < panels.total(); column += panels.width) {
+      const int width = panels.width_from(column);
+      task.ops.block_dot({.a = b.keys[unit % 2],
+                          .a_pitch = kIndexDim,
+                          .m = kUnitTokens,
+                          .b = b.queries + QueryPanels::panel_at(column),
+                          .b_pitch = 2 * width,
+                          .n = width,
+                          .k = kIndexDim,
+                          .c = b.dots[0],
+                          .c_pitch = width,
+                          .accumulate = false});
+      for (int at = 0; at < width; at += panels.columns) {
+        const int j = (column + at) / panels.columns;
+        uint32_t* keys = task.out.keys_of(j) + unit * kUnitTokens;
+        to_keys(b.dots[0] + at, width, b.weights + column + at, scales, keys);
+        if ((unit + 1) * kUnitTokens > task.seen[j]) clear_unseen(task, unit, j);
+      }
+    }
   }
 }
 

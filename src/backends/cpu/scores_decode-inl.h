@@ -18,7 +18,6 @@
 #include "backends/cpu/indexer_layout.h"
 #include "format/layouts.h"
 #include "format/numeric.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,12 +30,31 @@ using CodeV = hn::Vec<CodeD>;
 constexpr int kCodeLanes = int(hn::MaxLanes(CodeD()));
 constexpr int kBlockBytes = 16;
 constexpr int kLineBytes = 64;
+constexpr int kSlotTokens = 2;
+constexpr int kUnitSlots = kUnitTokens / kSlotTokens;
 
 /// The bytes of a unit in its page.
 struct UnitBytes {
   const std::byte* values;
   const std::byte* scales;
 };
+
+/// Asks for a cache line, as far as L2: there is more room for lines under way than in L1, and none is pushed out of L1.
+HWY_INLINE void prefetch_line(const std::byte* at) { __builtin_prefetch(at, 0, 2); }
+
+/// Asks for a slot's share of a unit.
+template <class Layout>
+HWY_INLINE void prefetch_slot(const UnitBytes& unit, int slot) {
+  constexpr int kBytes = kSlotTokens * Layout::kValueBytes;
+  for (int at = 0; at < kBytes; at += kLineBytes) prefetch_line(unit.values + slot * kBytes + at);
+  if (slot * kLineBytes < kUnitTokens * Layout::kScaleBytes) prefetch_line(unit.scales + slot * kLineBytes);
+}
+
+/// Asks for a line of each page of memory in which a unit lies.
+HWY_INLINE void touch_unit(const UnitBytes& unit) {
+  prefetch_line(unit.values);
+  prefetch_line(unit.scales);
+}
 
 using KeyOrder = std::array<uint8_t, kIndexDim>;
 
@@ -108,29 +126,33 @@ HWY_NOINLINE inline void store_any_fp8(const std::byte* codes, BFloat16* values)
   store_values(low, high, values);
 }
 
-/// Decodes a unit of e4m3 keys without their scales, in the order kFp8Order, and asks for the bytes of the unit after it.
-inline void decode_fp8(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
-  const CodeD d;
-  const auto high_table = table(kNormalHigh);
-  constexpr int kVectors = 4;  // that one test for subnormal numbers and NaN covers
-  constexpr int kStep = kVectors * kCodeLanes;
-  static_assert(kUnitTokens * kIndexDim % kStep == 0);
-  for (int at = 0; at < kUnitTokens * IndexFp8::kValueBytes; at += kStep) {
-    for (int line = 0; line < kStep; line += kLineBytes) hwy::Prefetch(next.values + at + line);
-    auto least = hn::Set(d, 0xFF);
-    HWY_UNROLL(4)
-    for (int i = 0; i < kVectors; ++i) {
-      const auto code = load_codes(unit.values + at + i * kCodeLanes);
-      store_values(hn::ShiftLeft<4>(code), hn::TableLookupBytes(high_table, hn::ShiftRight<4>(code)), values + at + i * kCodeLanes);
-      // Twice the magnitude plus 2, modulo 256: up to 16 below code 8, 0 for NaN, 18 and more for all others.
-      least = hn::Min(least, hn::Add(hn::Add(code, code), hn::Set(d, 2)));
-    }
-    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Lt(least, hn::Set(d, 18))))) {
-      for (int i = 0; i < kVectors; ++i) store_any_fp8(unit.values + at + i * kCodeLanes, values + at + i * kCodeLanes);
-    }
+/// The BF16 bytes of normal e4m3 numbers.
+struct NormalBytes {
+  CodeV low, high;
+};
+struct ByTable {
+  HWY_INLINE NormalBytes operator()(CodeV code) const {
+    return {hn::ShiftLeft<4>(code), hn::TableLookupBytes(table(kNormalHigh), hn::ShiftRight<4>(code))};
   }
-  constexpr int kScaleBytes = kUnitTokens * IndexFp8::kScaleBytes;
-  for (int at = 0; at < kScaleBytes; at += kLineBytes) hwy::Prefetch(next.scales + at);
+};
+
+/// Decodes kSlotTokens tokens of e4m3 keys without their scales, in the order kFp8Order.
+template <class Normal>
+HWY_INLINE void decode_fp8_slot(Normal normal, const std::byte* codes, BFloat16* values) {
+  const CodeD d;
+  constexpr int kVectors = kSlotTokens * kIndexDim / kCodeLanes;
+  auto least = hn::Set(d, 0xFF);
+  HWY_UNROLL(4)
+  for (int i = 0; i < kVectors; ++i) {
+    const auto code = load_codes(codes + i * kCodeLanes);
+    const NormalBytes bytes = normal(code);
+    store_values(bytes.low, bytes.high, values + i * kCodeLanes);
+    // Twice the magnitude plus 2, modulo 256: up to 16 below code 8, 0 for NaN, 18 and more for all others.
+    least = hn::Min(least, hn::Add(hn::Add(code, code), hn::Set(d, 2)));
+  }
+  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Lt(least, hn::Set(d, 18))))) {
+    for (int i = 0; i < kVectors; ++i) store_any_fp8(codes + i * kCodeLanes, values + i * kCodeLanes);
+  }
 }
 
 // ---- e2m1 with ue8m0 scales ----
@@ -209,22 +231,57 @@ HWY_INLINE bool any_nan_scale(const std::byte* scales) {
   return !hn::AllFalse(d, hn::Eq(largest, hn::Set(d, 0xFF)));
 }
 
-/// Decodes a unit of MXFP4 keys, scales included, in the order kMxfp4Order, and asks for the bytes of the unit after it. A block with
-/// a NaN scale is all NaN.
-inline void decode_mxfp4(const UnitBytes& unit, const UnitBytes& next, BFloat16* values) {
-  const bool any_nan = any_nan_scale(unit.scales);
-  for (int t = 0; t < kUnitTokens; ++t) {
-    const std::byte* codes = unit.values + IndexMxfp4::value_at(t);
-    const std::byte* scales = unit.scales + t * IndexMxfp4::kScaleBytes;
-    hwy::Prefetch(next.values + IndexMxfp4::value_at(t));
-    if (HWY_UNLIKELY(any_nan)) {
-      decode_mxfp4_token<true>(codes, scales, values + t * kIndexDim);
-    } else {
-      decode_mxfp4_token<false>(codes, scales, values + t * kIndexDim);
+// ---- units ----
+
+/// Decodes a unit slot by slot, kUnitSlots of them, so that other work can come between, and asks for the bytes of a later unit.
+template <class Normal = ByTable>
+class Fp8Unit {
+ public:
+  using Layout = IndexFp8;
+  static constexpr bool kScaled = false;  ///< whether values come with their scales
+  Fp8Unit(const UnitBytes& unit, const UnitBytes& later, BFloat16* values) : unit_(unit), later_(later), values_(values) {}
+  HWY_INLINE void decode(int slot) const {
+    constexpr int kBytes = kSlotTokens * Layout::kValueBytes;
+    prefetch_slot<Layout>(later_, slot);
+    decode_fp8_slot(normal_, unit_.values + slot * kBytes, values_ + slot * kSlotTokens * kIndexDim);
+  }
+
+ private:
+  UnitBytes unit_, later_;
+  BFloat16* values_;
+  Normal normal_;
+};
+
+/// The same for MXFP4 keys, scales included. A block with a NaN scale is all NaN.
+class Mxfp4Unit {
+ public:
+  using Layout = IndexMxfp4;
+  static constexpr bool kScaled = true;
+  Mxfp4Unit(const UnitBytes& unit, const UnitBytes& later, BFloat16* values)
+      : unit_(unit), later_(later), values_(values), nan_(any_nan_scale(unit.scales)) {}
+  HWY_INLINE void decode(int slot) const {
+    prefetch_slot<Layout>(later_, slot);
+    HWY_UNROLL(2)
+    for (int t = slot * kSlotTokens; t < (slot + 1) * kSlotTokens; ++t) {
+      const std::byte* codes = unit_.values + t * Layout::kValueBytes;
+      const std::byte* scales = unit_.scales + t * Layout::kScaleBytes;
+      if (HWY_UNLIKELY(nan_)) {
+        decode_mxfp4_token<true>(codes, scales, values_ + t * kIndexDim);
+      } else {
+        decode_mxfp4_token<false>(codes, scales, values_ + t * kIndexDim);
+      }
     }
   }
-  constexpr int kScaleBytes = kUnitTokens * IndexMxfp4::kScaleBytes;
-  for (int at = 0; at < kScaleBytes; at += kLineBytes) hwy::Prefetch(next.scales + at);
+
+ private:
+  UnitBytes unit_, later_;
+  BFloat16* values_;
+  bool nan_;
+};
+
+template <class Unit>
+void decode_unit(const Unit& unit) {
+  for (int slot = 0; slot < kUnitSlots; ++slot) unit.decode(slot);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,10 +1,11 @@
 // sparse_core of the cpu backend: step 11 of spec.md.
 //
-// task (row, split): cache rows -> keys, values -> logits -> p -> partial latent | task (row, heads): partials -> latent, lse
+// task (row, split): cache rows -> keys, values -> logits -> p -> partial latent | task (row, heads): partials ->
+// latent, lse
 //
-// A split is one softmax: all its logits are there before the first p. Matrix work is BF16 with FP32 sums. Keys are exact in
-// BF16, but for `fp8_ds_mla` rows with a scale that is no power of two: those scales are folded into the logits and into p,
-// which then is the sum of two BF16 numbers.
+// A split is one softmax: all its logits are there before the first p. Matrix work is BF16 with FP32 sums. Keys are
+// exact in BF16, but for `fp8_ds_mla` rows with a scale that is no power of two: those scales are folded into the
+// logits and into p, which then is the sum of two BF16 numbers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,7 +29,7 @@ namespace dsacore::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr int kPrefetchAhead = 16;  ///< rows
+constexpr int kCacheLine = 64;
 
 /// One task.
 struct Split {
@@ -43,15 +44,27 @@ struct Split {
   int packed_keys() const { return (keys + 31) / 32 * 32; }
 };
 
-/// Keys first..first+n-1 of the split -> s.keys, s.values, s.scales. Returns whether all are complete, without scales to fold.
+/// Asks for the cache rows of a block, to the L2 cache. All at once: a row in an unmapped page holds up what comes
+/// after it until its page walk is done, and walks overlap where nothing else stands between them. Inlined, because GCC
+/// takes a function that only prefetches for one without effect and drops its calls.
+template <class Format>
+HWY_INLINE void prefetch_keys(const Split& split, int first) {
+  const int last = std::min(first + kKeyBlock, split.keys);
+  for (int t = first; t < last; ++t) {
+    const std::byte* row = row_at(split.args.kv, PhysicalRow(split.rows[t]));
+    for (int at = 0; at < Format::kRowBytes; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
+    __builtin_prefetch(row + Format::kRowBytes - 1, 0, 2);
+  }
+}
+
+/// Keys first..first+n-1 of the split -> s.keys, s.values, s.scales. Returns whether all are complete, without scales
+/// to fold.
 template <class Format>
 bool decode_keys(const Split& split, int first, int n) {
   const CoreScratch& s = split.s;
   const KvCache& kv = split.args.kv;
   const auto row = [&](int t) { return row_at(kv, PhysicalRow(split.rows[t])); };
   bool complete = true;
-  // One line of each row of the next block, close together, so that page walks overlap.
-  for (int t = first + n; t < std::min(first + n + kKeyBlock, split.keys); ++t) hwy::Prefetch(row(t));
   for (int t = 0; t < n; t += 2) {
     for (int i = t; i < t + 2; ++i) {
       BFloat16* key = s.keys + i * kQueryRow;
@@ -59,8 +72,6 @@ bool decode_keys(const Split& split, int first, int n) {
         std::memset(static_cast<void*>(key), 0, kQueryRow * sizeof(BFloat16));
         continue;
       }
-      const int ahead = first + i + kPrefetchAhead;
-      if (ahead < split.keys) prefetch_row(row(ahead), Format::kRowBytes);
       complete &= decode_row(Format{}, split.ops, row(first + i), key, s.scales + (first + i) * kScaleTiles);
     }
     pack_values(s.keys + t * kQueryRow, s.keys + (t + 1) * kQueryRow, s.values + (first + t) / 2 * kValuePitch);
@@ -89,15 +100,11 @@ bool compute_logits(const Split& split) {
   const CoreScratch& s = split.s;
   const int padded = split.layout.padded_heads();
   bool folded = false;
-  for (int t = 0; t < std::min(split.keys, kKeyBlock); ++t) {
-    hwy::Prefetch(row_at(split.args.kv, PhysicalRow(split.rows[t])));
-  }
-  for (int t = 0; t < std::min(split.keys, kPrefetchAhead); ++t) {
-    prefetch_row(row_at(split.args.kv, PhysicalRow(split.rows[t])), Format::kRowBytes);
-  }
+  prefetch_keys<Format>(split, 0);
   for (int first = 0; first < split.keys; first += kKeyBlock) {
     const int n = std::min(split.keys - first, kKeyBlock);
     float* logits = s.logits + first * padded;
+    prefetch_keys<Format>(split, first + kKeyBlock);
     if (decode_keys<Format>(split, first, n)) {
       multiply_keys(split, n, 0, kQueryRow, logits);
       continue;
@@ -133,7 +140,8 @@ void multiply_values(const Split& split, int from, int n, bool accumulate) {
 void attend_split(const Split& split) {
   const int padded = split.layout.padded_heads();
   const float scale = split.args.model->attention_scale() * 0x1.715476p0f;  // p = 2^(scale * (logit - max))
-  const bool folded = with_layout(split.args.kv.format, [&](auto format) { return compute_logits<decltype(format)>(split); });
+  const bool folded =
+      with_layout(split.args.kv.format, [&](auto format) { return compute_logits<decltype(format)>(split); });
   if (!folded) {
     softmax(split.s, padded, split.keys, split.packed_keys(), scale, split.out);
     return multiply_values(split, 0, kLatent, false);
@@ -148,7 +156,8 @@ void attend_split(const Split& split) {
 }
 
 /// Merges the splits of heads first..last-1 of a row, in order.
-void merge_splits(const SparseCoreArgs& args, int64_t row, const SplitPartial* partials, int splits, int first, int last) {
+void merge_splits(const SparseCoreArgs& args, int64_t row, const SplitPartial* partials, int splits, int first,
+                  int last) {
   const double scale = double(args.model->attention_scale());
   for (int head = first; head < last; ++head) {
     float max = partials[0].max[head];
@@ -176,7 +185,8 @@ void clear_row(const SparseCoreArgs& args, int64_t row) {
 int splits_of(int valid) { return (valid + kSplitKeys - 1) / kSplitKeys; }
 
 /// Rows first..last-1.
-void run_wave(const SparseCoreArgs& args, const Workspace& workspace, const CoreLayout& layout, int64_t first, int64_t last) {
+void run_wave(const SparseCoreArgs& args, const Workspace& workspace, const CoreLayout& layout, int64_t first,
+              int64_t last) {
   std::byte* scratch = workspace.scratch.data();
   const auto& ops = *static_cast<const Bf16Ops*>(workspace.target);
   const auto partials_of = [&](int64_t row, SplitPartial* partials) {

@@ -3,8 +3,9 @@
 // cache row -> key [576], row-major, for query . key | two keys -> pairs of tokens [512][2], for p . value
 // query rows [heads, 576] -> pairs along the row [288][padded heads][2]
 //
-// Column order of the packed values: interleaving works within 128-bit blocks, so of each group of `Lanes(u16)` columns the
-// first vector holds columns 0..3 of every 8, the second columns 4..7. The latents keep that order until `store_latent`.
+// Column order of the packed values: interleaving works within 128-bit blocks, so of each group of `Lanes(u16)` columns
+// the first vector holds columns 0..3 of every 8, the second columns 4..7. The latents keep that order until
+// `store_latent`.
 
 // Per-target include guard
 #if defined(DSACORE_CPU_SPARSE_CORE_KEYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +22,6 @@
 #include "backends/cpu/sparse_core_layout.h"
 #include "backends/cpu/sparse_core_nvfp4.h"
 #include "format/layouts.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "stages/stages.h"
 
@@ -30,13 +30,6 @@ namespace dsacore::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-
-constexpr int kCacheLine = 64;
-
-inline void prefetch_row(const std::byte* row, int bytes) {
-  for (int at = 0; at < bytes; at += kCacheLine) hwy::Prefetch(row + at);
-  hwy::Prefetch(row + bytes - 1);
-}
 
 /// Multiplies 128 values that came from e4m3 by 2^exponent, where no product leaves the normal range.
 inline void scale_tile(BFloat16* values, int exponent) {
@@ -61,8 +54,8 @@ inline bool exact_exponent(float scale, int* exponent) {
   return (bits & 0x7FFFFFu) == 0 && *exponent >= -117 && *exponent <= 119;
 }
 
-/// Decodes one row to `key` [576]. Returns whether values are complete; else `scales` [4] are to be folded into logits and p.
-/// Where they are complete, `scales` are 1.
+/// Decodes one row to `key` [576]. Returns whether values are complete; else `scales` [4] are to be folded into logits
+/// and p. Where they are complete, `scales` are 1.
 inline bool decode_row(KvFp8DsMla, const Bf16Ops& ops, const std::byte* row, BFloat16* key, float* scales) {
   ops.decode_e4m3(reinterpret_cast<const uint8_t*>(row + KvFp8DsMla::kValuesAt), key, kLatent);
   std::memcpy(static_cast<void*>(key + kLatent), row + KvFp8DsMla::kPeAt, kPe * sizeof(BFloat16));
@@ -122,8 +115,8 @@ inline void pack_values(const BFloat16* even, const BFloat16* odd, BFloat16* pai
   }
 }
 
-/// Transposes 32-bit words: `to[c][r] = rows[r][c]` for 4 rows and `columns` (a multiple of 4) columns, `to` rows `pitch` words
-/// apart. Words are pairs of 16-bit values.
+/// Transposes 32-bit words: `to[c][r] = rows[r][c]` for 4 rows and `columns` (a multiple of 4) columns, `to` rows
+/// `pitch` words apart. Words are pairs of 16-bit values.
 inline void transpose_words(const uint16_t* const rows[4], int columns, uint16_t* to, int64_t pitch) {
   const hn::Full128<uint16_t> d16;
   const hn::Full128<uint32_t> d32;

@@ -1,6 +1,6 @@
-// How the sparse core of the cpu backend divides a step and its scratch. The selected keys of a row are cut into splits of
-// `kSplitKeys`; a task attends all heads of one row to one split; a second pass merges the splits of a row in order. The cut
-// depends on `valid` alone, so bits depend neither on threads nor on other rows.
+// How the sparse core of the cpu backend divides a step and its scratch. The selected keys of a row are cut into splits
+// of `kSplitKeys`; a task attends all heads of one row to one split; a second pass merges the splits of a row in order.
+// The cut depends on `valid` alone, so bits depend neither on threads nor on other rows.
 #pragma once
 
 #include <algorithm>
@@ -13,19 +13,20 @@
 namespace dsacore::cpu {
 
 inline constexpr int kSplitKeys = 256;
-inline constexpr int kKeyBlock = 64;      ///< keys decoded at a time, then multiplied by the query
-inline constexpr int kHeadStep = 16;      ///< heads are padded to a multiple of it
-inline constexpr int kMergeHeads = 8;     ///< heads of a merge task
-inline constexpr int kScaleTiles = 4;     ///< FP32 scales of an `fp8_ds_mla` row
+inline constexpr int kKeyBlock = 64;   ///< keys decoded at a time, then multiplied by the query
+inline constexpr int kHeadStep = 16;   ///< heads are padded to a multiple of it
+inline constexpr int kMergeHeads = 8;  ///< heads of a merge task
+inline constexpr int kScaleTiles = 4;  ///< FP32 scales of an `fp8_ds_mla` row
 inline constexpr int kMaxSplits = (kMaxTopk + kSplitKeys - 1) / kSplitKeys;
 
-/// Elements between token pairs of the packed values. The extra line keeps neighbours in different sets of the L1 cache.
+/// Elements between token pairs of the packed values. The extra line keeps neighbours in different sets of the L1
+/// cache.
 inline constexpr int kValuePitch = 2 * kLatent + 32;
 static_assert(kSplitKeys % kKeyBlock == 0 && kKeyBlock % 32 == 0 && kKeyBlock >= kHeadStep);
 
-/// What a split leaves: latents before normalisation, in the column order of `values` (sparse_core_keys-inl.h), and of each
-/// head the largest logit (before the attention scale) and two sums of p: as computed, for the lse, and as the latents took
-/// part of it, rounded to BF16.
+/// What a split leaves: latents before normalisation, in the column order of `values` (sparse_core_keys-inl.h), and of
+/// each head the largest logit (before the attention scale) and two sums of p: as computed, for the lse, and as the
+/// latents took part of it, rounded to BF16.
 struct SplitPartial {
   float* latent;       ///< [heads, 512]
   float* max;          ///< [padded heads]

@@ -7,8 +7,8 @@
 
 namespace dsacore::cpu {
 
-/// For each scale code the BF16 products with the 16 e2m1 codes, all exact: first their 16 low bytes, then their 16 high bytes,
-/// which are two byte shuffles.
+/// For each scale code the BF16 products with the 16 e2m1 codes, all exact: first their 16 low bytes, then their 16
+/// high bytes, which are two byte shuffles.
 struct Nvfp4Products {
   alignas(64) uint8_t bytes[256][32];
 };

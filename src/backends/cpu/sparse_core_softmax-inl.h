@@ -60,7 +60,8 @@ HWY_INLINE CoreV column_max(const SoftmaxColumn& column) {
   return max;
 }
 
-/// p of all keys -> BF16 pairs `words` [packed keys / 2, padded heads], zero past the last key; sums of p and of rounded p.
+/// p of all keys -> BF16 pairs `words` [packed keys / 2, padded heads], zero past the last key; sums of p and of
+/// rounded p.
 HWY_INLINE void column_pairs(const SoftmaxColumn& column, CoreV max, float scale, int packed_keys, uint32_t* words,
                              float* sum, float* rounded_sum) {
   const CoreF d;
@@ -140,7 +141,8 @@ inline void scaled_p(const CoreScratch& s, int padded_heads, int keys, int packe
     for (int h = 0; h < padded_heads; h += int(hn::Lanes(d))) {
       const auto half = [&](int t) {
         if (t >= keys) return hn::Zero(du);
-        const auto x = hn::Mul(hn::Load(d, s.logits + t * padded_heads + h), hn::Set(d, s.scales[t * kScaleTiles + tile]));
+        const auto x =
+            hn::Mul(hn::Load(d, s.logits + t * padded_heads + h), hn::Set(d, s.scales[t * kScaleTiles + tile]));
         const auto first = bf16_upper(d, hn::Min(x, largest));
         return second ? bf16_upper(d, hn::Sub(x, hn::BitCast(d, first))) : first;
       };
@@ -152,7 +154,8 @@ inline void scaled_p(const CoreScratch& s, int padded_heads, int keys, int packe
   transpose_p(s, padded_heads, packed_keys);
 }
 
-/// logits += sum over tiles of scale * part, for `keys` keys from `first` on; `part_pitch` elements between the parts of tiles.
+/// logits += sum over tiles of scale * part, for `keys` keys from `first` on; `part_pitch` elements between the parts
+/// of tiles.
 inline void add_scaled_parts(const CoreScratch& s, int padded_heads, int first, int keys) {
   const CoreF d;
   for (int t = 0; t < keys; ++t) {

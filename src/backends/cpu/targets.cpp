@@ -34,7 +34,7 @@ constexpr std::array kTargets = {
 };
 
 /// Whether the machine runs a target's stages and its operations. Asks for AMX only where `target` is "amx".
-bool runs(const Target& target) { return (hwy::SupportedTargets() & target.highway) != 0 && target.ops() != nullptr; }
+bool runs(const Target& target) { return (HWY_SUPPORTED_TARGETS & target.highway) != 0 && target.ops() != nullptr; }
 
 /// Makes Highway choose one target, for the whole process. Elsewhere in the process code that chooses meanwhile gets
 /// that target: a slower one at worst, never one that the machine lacks.

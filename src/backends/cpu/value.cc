@@ -56,7 +56,7 @@ void run_few_rows(const ValueArgs& args, const Workspace& workspace) {
   const int rows = rows_of(args);
   if (rows == 0) return;
   const Bf16Ops& ops = ops_of(workspace);
-  float* sums = ScratchPieces(workspace.scratch.data()).take<float>(0);  // [threads, rows, 128]
+  float* sums = reinterpret_cast<float*>(workspace.scratch.data());  // [threads, rows, 128]
   workspace.threads->for_each(heads_of(args), [&](int64_t head, int worker) {
     float* v = sums + int64_t(worker) * rows * kValue;
     ops.rows_dot({.w = args.w_uv.row(head),
