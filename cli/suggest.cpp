@@ -36,7 +36,7 @@ std::string suggestion(const CLI::App& app, const std::vector<std::string>& argu
       return distance(wanted, a) < distance(wanted, b);
     };
     const auto nearest = std::min_element(names.begin(), names.end(), by_distance);
-    if (nearest != names.end() && distance(wanted, *nearest) <= 1 + wanted.size() / 4)
+    if (nearest != names.end() && distance(wanted, *nearest) <= 1 + wanted.size() / 3)
       return " (did you mean " + *nearest + "?)";
   }
   return {};

@@ -19,8 +19,8 @@ inline void require(bool held, const char* what) {
   std::abort();
 }
 
-/// An input without its last four bytes, and as many zero bytes behind it as those say (up to 2 MiB): weights and caches are
-/// large and their contents do not matter, so a few hundred bytes are enough for a whole file.
+/// An input without its last four bytes, and as many zero bytes behind it as those say (up to 2 MiB): weights and
+/// caches are large and their contents do not matter, so a few hundred bytes are enough for a whole file.
 inline std::vector<std::byte> file_of(const uint8_t* data, size_t size) {
   uint32_t zeros = 0;
   if (size >= sizeof(zeros)) {
@@ -44,10 +44,10 @@ inline void touch(const TensorView& tensor) {
   if (tensor.empty() || tensor.elements() == 0) return;
   const int64_t bytes = tensor.elements() * element_bytes(tensor.type);
   const volatile std::byte* data = tensor.data;
-  static volatile std::byte sink;
-  sink = data[0];
-  sink = data[bytes - 1];
-  require(reinterpret_cast<uintptr_t>(tensor.data) % uintptr_t(element_bytes(tensor.type)) == 0, "the tensor is aligned");
+  static_cast<void>(data[0]);
+  static_cast<void>(data[bytes - 1]);
+  require(reinterpret_cast<uintptr_t>(tensor.data) % uintptr_t(element_bytes(tensor.type)) == 0,
+          "the tensor is aligned");
 }
 
 }  // namespace dsacore::fuzz

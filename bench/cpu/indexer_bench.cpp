@@ -1,5 +1,5 @@
-// Times of the cpu backend's indexer by target, index format, rows and context, with topk 2048 and 32 index heads. Pages are scattered
-// over a cache so large that every iteration reads from memory. DSACORE_THREADS sets the threads (default: all).
+// Times of the cpu backend's indexer by target, index format, rows and context, with topk 2048 and 32 index heads. Index pages
+// are scattered over a cache so large that every iteration reads from memory; the cache lies in huge pages where the system has them. DSACORE_THREADS sets the threads (default: all).
 //
 // Counters: ns_per_key (and row), GB/s of the index cache, GFLOP/s of the dot products. What bounds a target shows in which of the two
 // stands still: the memory's bandwidth, or the arithmetic of its dot product.
@@ -19,6 +19,7 @@
 
 #include "format/layouts.h"
 #include "format/paging.h"
+#include "memory/aligned_bytes.h"
 #include "plan/registry.h"
 
 namespace dsacore {
@@ -36,22 +37,14 @@ int thread_count() {
 int64_t page_bytes_of(IndexFormat format) { return int64_t(kIndexPage) * row_bytes(format); }
 int64_t pages_of_cache(IndexFormat format) { return kCacheBytes / page_bytes_of(format); }
 
-struct Free {
-  void operator()(std::byte* p) const { std::free(p); }
-};
-using Bytes = std::unique_ptr<std::byte, Free>;
-Bytes aligned_bytes(int64_t bytes) {
-  return Bytes(static_cast<std::byte*>(std::aligned_alloc(4096, size_t(bytes + 4095) / 4096 * 4096)));
-}
-
 /// A cache of normal keys, filled once for each format.
 std::byte* cache_of(IndexFormat format) {
-  static Bytes caches[2];
-  Bytes& cache = caches[int(format)];
-  if (cache) return cache.get();
-  for (Bytes& other : caches) other.reset();
+  static AlignedBytes caches[2];
+  AlignedBytes& cache = caches[int(format)];
+  if (cache.size() > 0) return cache.data();
+  for (AlignedBytes& other : caches) other = {};
   const size_t page_bytes = size_t(page_bytes_of(format));
-  cache = aligned_bytes(kCacheBytes);
+  cache = AlignedBytes(kCacheBytes, "index cache");
   // Codes come from a long table of encoded keys, from a random place for each token: so no two keys are equal.
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal;
@@ -67,14 +60,14 @@ std::byte* cache_of(IndexFormat format) {
     scales.insert(scales.end(), scale, scale + std::ptrdiff_t(scale_bytes));
   }
   for (int64_t i = 0; i < pages_of_cache(format); ++i) {
-    std::byte* at = cache.get() + i * page_bytes_of(format);
+    std::byte* at = cache.data() + i * page_bytes_of(format);
     for (size_t t = 0; t < kIndexPage; ++t) {
       std::memcpy(at + t * value_bytes, codes.data() + random() % (codes.size() - value_bytes), value_bytes);
       std::memcpy(at + kIndexPage * value_bytes + t * scale_bytes,
                   scales.data() + random() % (scales.size() / scale_bytes) * scale_bytes, scale_bytes);
     }
   }
-  return cache.get();
+  return cache.data();
 }
 
 void indexer(benchmark::State& state, const Backend& backend, IndexFormat format, int rows, int64_t context) {
@@ -117,13 +110,13 @@ void indexer(benchmark::State& state, const Backend& backend, IndexFormat format
   const Kernel<IndexerArgs>& kernel = backend.indexer[0];
   Threads threads(thread_count());
   const int64_t scratch_bytes = kernel.scratch_bytes(shape, threads.count());
-  const Bytes scratch = aligned_bytes(scratch_bytes);
+  const AlignedBytes scratch(scratch_bytes, "scratch");
   size_t at = 0;
   double least = INFINITY;
   for (auto _ : state) {
     for (int32_t& page : table) page = order[at++ % order.size()];
     const auto begin = std::chrono::steady_clock::now();
-    kernel.run(args, {{scratch.get(), size_t(scratch_bytes)}, &threads, backend.target_data});
+    kernel.run(args, {{scratch.data(), size_t(scratch_bytes)}, &threads, backend.target_data});
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     state.SetIterationTime(seconds);
     least = std::min(least, seconds);

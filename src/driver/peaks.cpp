@@ -4,6 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "backends/cpu/bf16_ops.h"
 #include "memory/aligned_bytes.h"
@@ -34,6 +36,11 @@ uint64_t sum_of(const std::byte* at, int64_t bytes) {
   return sum;
 }
 
+/// Threads that have a core each.
+int running_at_once(const Threads& threads) {
+  return std::min(threads.count(), std::max(1, int(std::thread::hardware_concurrency())));
+}
+
 }  // namespace
 
 double measure_read_bandwidth(Threads& threads) {
@@ -43,15 +50,18 @@ double measure_read_bandwidth(Threads& threads) {
   threads.for_each(tasks, [&](int64_t task, int) {
     std::memset(buffer.data() + task * kSweepTask, int(task) | 1, size_t(kSweepTask));
   });
-  double best = 0;
+  // The median of the parts, not the whole: a core that is busy with other work for a while then does not lower the
+  // rate.
+  std::vector<double> rates(size_t(tasks * kSweeps));
   for (int sweep = 0; sweep < kSweeps; ++sweep) {
-    const double seconds = seconds_of([&] {
-      threads.for_each(tasks,
-                       [&](int64_t task, int) { keep += sum_of(buffer.data() + task * kSweepTask, kSweepTask); });
+    threads.for_each(tasks, [&](int64_t task, int) {
+      const double seconds = seconds_of([&] { keep += sum_of(buffer.data() + task * kSweepTask, kSweepTask); });
+      rates[size_t(sweep * tasks + task)] = double(kSweepTask) / seconds;
     });
-    best = std::max(best, double(kSweepBytes) / seconds);
   }
-  return keep != 0 ? best : 0;
+  const auto middle = rates.begin() + ptrdiff_t(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return keep != 0 ? *middle * running_at_once(threads) : 0;
 }
 
 double measure_bf16_rate(const Backend& backend, Threads& threads) {

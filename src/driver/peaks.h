@@ -7,7 +7,8 @@
 
 namespace dsacore {
 
-/// Bytes a second of a sweep over a buffer larger than most caches, the best of a few.
+/// Bytes a second of all threads that sweep over a buffer larger than most caches: what the middle one of its parts
+/// gets.
 double measure_read_bandwidth(Threads& threads);
 
 /// FLOPs a second of BF16 matrix products that stay in the caches, the best of a few; 0 where the backend has no such

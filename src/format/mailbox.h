@@ -75,16 +75,17 @@ struct MailboxRegion {
 /// Offsets count 4-byte words. Every region, and every source's part of one, begins at a multiple of 64 bytes.
 class MailboxLayout {
  public:
-  static constexpr int64_t kLineWords = 16;  ///< 64 bytes
-  static constexpr int64_t kHelloWords = 8;  ///< a rank's options, exchanged once
-  static constexpr int64_t kStepWords = 4;   ///< what ranks must agree on in a run
+  static constexpr int64_t kLineWords = 16;      ///< 64 bytes
+  static constexpr int64_t kHelloWords = 8;      ///< a rank's options, exchanged once
+  static constexpr int64_t kStepWords = 4;       ///< what ranks must agree on in a run
+  static constexpr int64_t kCandidateWords = 2;  ///< key, token id
   static constexpr int kBuffers = 2;
   static constexpr int kRegions = 7;
 
   DSACORE_HD constexpr explicit MailboxLayout(const MailboxSizes& sizes)
       : sizes_(sizes),
         query_words_(int64_t(sizes.heads) * kQueryRow * (has_fp8_query(sizes.kv_format) ? 1 : 2) / 4),
-        candidate_words_(line_up(2 * int64_t(sizes.topk))),
+        candidate_words_(line_up(kCandidateWords * sizes.topk)),
         value_block_(line_up(int64_t(sizes.cap) * sizes.heads * sizes.value_width / 2)),
         lse_block_(line_up(int64_t(sizes.cap) * sizes.heads)) {
     const int64_t sources = int64_t(kBuffers) * sizes.ranks;
@@ -119,11 +120,10 @@ class MailboxLayout {
   }
   DSACORE_HD constexpr int64_t query_words() const { return query_words_; }
 
-  /// [2, D, cap, topk] of {key, token id}: `2 * topk` words.
+  /// [2, D, cap, topk] of {key, token id}, `kCandidateWords` each.
   DSACORE_HD constexpr int64_t candidates(int buffer, int source, int64_t row) const {
     return candidates_at_ + ((int64_t(buffer) * sizes_.ranks + source) * sizes_.cap + row) * candidate_words_;
   }
-  DSACORE_HD constexpr int64_t candidate_words() const { return 2 * int64_t(sizes_.topk); }
 
   /// [2, D, cap, H, width] BF16, `value_words(width)` words; `width` is that of the run, at most the reserved one.
   DSACORE_HD constexpr int64_t value(int buffer, int source, int64_t row, int width) const {

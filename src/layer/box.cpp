@@ -1,7 +1,5 @@
 #include "layer/box.h"
 
-#include <algorithm>
-#include <cstring>
 #include <string>
 #include <thread>
 
@@ -127,7 +125,8 @@ Box::Impl::Impl(std::shared_ptr<Transport> transport, const BoxOptions& options)
       rank_(transport_->rank()),
       ranks_(transport_->size()),
       layout_(sizes_of(options, ranks_)),
-      heartbeat_(*transport_) {
+      heartbeat_(*transport_),
+      taken_(size_t(2 * ranks_) * size_t(options.cap)) {
   require_range("ranks", ranks_, 1, kMaxRanks);
   transport_->open(layout_.bytes(), options_.deadline);
   window_ = transport_->window();
@@ -179,72 +178,6 @@ Status Box::Impl::begin(const RunAgreement& agreement) {
   return {};
 }
 
-Status Box::Impl::publish(Exchange exchange, int64_t words, FunctionRef<Status(int to)> send_to) {
-  if (Status s = alive(); !s.ok()) return s;
-  exchange_ = exchange;
-  if (step_words_due_) first_exchange_ = exchange;
-  const int64_t step_words = step_words_due_ ? ranks_ * MailboxLayout::kStepWords : 0;
-  words_left_ = stop_after ? stop_after(exchange, run_, words + step_words) : kGoOn;
-  for (int k = 1; k <= ranks_; ++k) {  // each rank begins with another, so that no window is filled by all at once
-    const int to = (rank_ + k) % ranks_;
-    if (step_words_due_) {
-      const int64_t at = layout_.step(buffer(), rank_);
-      if (Status s = send(to, WordFormat::kPlain, at, step_words_.data(), MailboxLayout::kStepWords); !s.ok()) return s;
-    }
-    if (Status s = send_to(to); !s.ok()) return s;
-  }
-  step_words_due_ = false;
-  if (words_left_ == 0) return stop();
-  heartbeat_.beat();
-  return {};
-}
-
-Status Box::Impl::send(int to, WordFormat format, int64_t at, const void* data, int64_t words) {
-  const std::byte* from = static_cast<const std::byte*>(data);
-  while (words > 0) {
-    const int64_t n = std::min({words, int64_t(stage_.size()), words_left_});
-    if (n == 0) return stop();
-    const std::span<uint32_t> stage(stage_.data(), size_t(n));
-    std::memcpy(stage.data(), from, stage.size_bytes());
-    make_sendable(format, stage);
-    transport_->put(to, at, stage);
-    heartbeat_.beat();
-    from += stage.size_bytes();
-    at += n;
-    words -= n;
-    if (words_left_ != kGoOn) words_left_ -= n;
-  }
-  return {};
-}
-
-Status Box::Impl::collect(Exchange exchange, FunctionRef<Status(int from)> take_from) {
-  if (Status s = alive(); !s.ok()) return s;
-  if (Status s = agree(); !s.ok()) return s;
-  exchange_ = exchange;
-  for (int k = 0; k < ranks_; ++k) {
-    if (Status s = take_from((rank_ + k) % ranks_); !s.ok()) return s;
-  }
-  return {};
-}
-
-Status Box::Impl::take(int from, WordFormat format, int64_t at, void* data, int64_t words) {
-  std::byte* to = static_cast<std::byte*>(data);
-  while (words > 0) {
-    const std::span<uint32_t> stage(stage_.data(), size_t(std::min(words, int64_t(stage_.size()))));
-    const size_t taken = take_words(&window_[size_t(at)], stage, armed_word(format));
-    std::memcpy(to, stage.data(), taken * sizeof(uint32_t));
-    to += taken * sizeof(uint32_t);
-    at += int64_t(taken);
-    words -= int64_t(taken);
-    if (taken == stage.size()) {
-      heartbeat_.beat();
-    } else if (Status s = wait(window_[size_t(at)], armed_word(format), from); !s.ok()) {
-      return s;
-    }
-  }
-  return {};
-}
-
 /// Once a run: takes every rank's step words and compares them with rank 0's, as every rank does, so that all name the
 /// same one.
 Status Box::Impl::agree() {
@@ -253,10 +186,9 @@ Status Box::Impl::agree() {
   std::array<std::array<uint32_t, MailboxLayout::kStepWords>, kMaxRanks> words{};
   for (int from = 0; from < ranks_; ++from) {
     auto& theirs = words[size_t(from)];
-    if (Status s = take(from, WordFormat::kPlain, layout_.step(buffer(), from), theirs.data(), int64_t(theirs.size()));
-        !s.ok()) {
-      return s;
-    }
+    const IncomingMail mail{WordFormat::kPlain, layout_.step(buffer(), from),
+                            reinterpret_cast<std::byte*>(theirs.data()), int64_t(theirs.size())};
+    if (Status s = take(from, mail, 0); !s.ok()) return s;
   }
   constexpr std::array kFaults = {Fault::kOtherRun, Fault::kOtherRows, Fault::kOtherShape, Fault::kOtherLengths};
   for (int from = 1; from < ranks_; ++from) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "dsacore/box.h"
 #include "dsacore/status.h"
@@ -45,6 +46,17 @@ struct AbortRecord {
   static AbortRecord of(uint32_t word, int64_t near_run);
 };
 
+/// Words of a tensor on their way to, or from, one place in a mailbox.
+template <class Byte>
+struct Mail {
+  WordFormat format;
+  int64_t at;  ///< word offset in the window of the rank that takes them
+  Byte* data;
+  int64_t words;  ///< may be 0
+};
+using OutgoingMail = Mail<const std::byte>;
+using IncomingMail = Mail<std::byte>;
+
 class Box::Impl {
  public:
   static constexpr int64_t kGoOn = std::numeric_limits<int64_t>::max();
@@ -68,16 +80,11 @@ class Box::Impl {
   /// Begins the next layer run. Its first publication sends `agreement`, its first `collect` compares it.
   Status begin(const RunAgreement& agreement);
 
-  /// Calls `send_to(rank)` for every rank, itself last; it sends `words` words by `send`.
-  Status publish(Exchange exchange, int64_t words, FunctionRef<Status(int to)> send_to);
-  /// Sends `words` words of `data` to a mailbox of rank `to`, inside `publish`.
-  Status send(int to, WordFormat format, int64_t at, const void* data, int64_t words);
-
-  /// Calls `take_from(rank)` for every rank, itself first; it takes by `take`.
-  Status collect(Exchange exchange, FunctionRef<Status(int from)> take_from);
-  /// Waits for `words` words that rank `from` sends to this rank's mailbox, moves them to `data` and arms the mailbox
-  /// again.
-  Status take(int from, WordFormat format, int64_t at, void* data, int64_t words);
+  /// Sends `mail(to, i)` for `i` in 0..count-1 to every rank, spread over `threads`.
+  Status publish(Exchange exchange, int64_t count, Threads& threads, FunctionRef<OutgoingMail(int to, int64_t i)> mail);
+  /// Waits for the words that every rank published, moves them to `mail(from, i)` and arms the mailboxes again.
+  Status collect(Exchange exchange, int64_t count, Threads& threads,
+                 FunctionRef<IncomingMail(int from, int64_t i)> mail);
 
   /// For tests: asked as a publication of `words` words begins (over all ranks); after so many this rank stops for
   /// good, as if its process had ended.
@@ -87,6 +94,11 @@ class Box::Impl {
   void greet();
   void check_hellos();
   Status agree();
+  Status send_steps(int to);
+  Status send(int to, const OutgoingMail& mail);
+  int64_t take_ready(const IncomingMail& mail, int64_t taken);
+  Status take(int from, const IncomingMail& mail, int64_t taken);
+  Status wait_for_last(int from, int64_t count, FunctionRef<IncomingMail(int from, int64_t i)> mail);
   Status wait(const uint32_t& word, uint32_t armed, int from);
   Status alive();
   Status abort(AbortRecord::Fault fault, int lost);
@@ -106,9 +118,9 @@ class Box::Impl {
   bool step_words_due_ = false;
   Exchange first_exchange_ = Exchange::kOpen;  ///< of the run: the one that carries the step words
   Exchange exchange_ = Exchange::kOpen;        ///< in progress
-  int64_t words_left_ = kGoOn;                 ///< of the publication, before this rank stops
+  int64_t words_left_ = kGoOn;                 ///< of the publication, before this rank stops; a test's
+  std::vector<int64_t> taken_;                 ///< of a collection: words of each mail that were there at once
   Status dead_;
-  std::array<uint32_t, 1024> stage_;  ///< words on their way between a tensor and a mailbox
 };
 
 }  // namespace dsacore

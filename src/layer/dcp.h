@@ -35,25 +35,24 @@ struct DcpShape {
   View<const int32_t, 1> seq_lens;  ///< [rows / q] global
 };
 
-/// One layer run on one rank. Every run publishes and collects the query, also one without rows: that keeps the two
-/// buffers of the mailboxes apart (format/mailbox.h). Publishing never waits, so work may be done between publishing
-/// and collecting.
+/// One layer run on one rank; it moves the heartbeat from beginning to end. Every run publishes and collects the query,
+/// also one without rows: that keeps the two buffers of the mailboxes apart (format/mailbox.h). Publishing never waits,
+/// so work may be done between publishing and collecting.
 ///
 /// Each function returns `kPeerLost` where a peer is lost, runs something else, or gave up; so does everything after
 /// it.
 class BoxRun {
  public:
-  BoxRun(Box::Impl& box, const DcpShape& shape) : box_(box), shape_(shape) {}
+  BoxRun(Box::Impl& box, Threads& threads, const DcpShape& shape);
 
   /// Begins the run. `mine` are the query rows [rows, H, 576] of this rank's heads.
   Status publish_query(const QueryRows& mine);
   /// `all` [rows, D*H, 576].
   Status collect_query(const QueryRows& all);
 
-  /// `mine` [rows, topk], of which only the rows that see more than topk tokens travel; where none does, nothing is
-  /// waited for.
+  /// `mine` [rows, topk], of which the rows that see more than topk tokens travel, without their padding.
   Status publish_candidates(View<const Candidate, 2> mine);
-  /// `all` [D, rows, topk]; other rows are left as they are.
+  /// `all` [D, rows, topk], padded; the other rows are left as they are.
   Status collect_candidates(View<Candidate, 3> all);
 
   /// Partials of all heads over this rank's tokens: [rows, D*H, width] and [rows, D*H].
@@ -62,17 +61,19 @@ class BoxRun {
   Status collect_partials(View<BFloat16, 4> all, View<float, 3> lse);
 
  private:
-  bool sends_candidates(int64_t row) const;
-  int64_t candidate_rows() const;
+  int64_t candidates_of(int rank, int64_t row) const;
+  bool candidates_travel() const;
 
   Box::Impl& box_;
+  Threads& threads_;
+  WorkHeartbeat heartbeat_;
   DcpShape shape_;
 };
 
 /// Collective, at prepare: every rank's `mine` (of one size) to all ranks, in rank order: `all` has D times the size.
-Status all_gather(Box::Impl& box, std::span<const BFloat16> mine, std::span<BFloat16> all);
+Status all_gather(Box::Impl& box, Threads& threads, std::span<const BFloat16> mine, std::span<BFloat16> all);
 
 /// Collective: W_UV transposed of all ranks' heads, BF16 [D*H, 128, 512], to `all`.
-Status gather_value_weights(Box::Impl& box, const LayerModel& model, std::byte* all);
+Status gather_value_weights(Box::Impl& box, Threads& threads, const LayerModel& model, std::byte* all);
 
 }  // namespace dsacore

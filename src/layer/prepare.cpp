@@ -189,7 +189,7 @@ void PreparedLayer::Impl::reserve() {
   }
   if (proj) {
     gathered_uv = AlignedBytes(all_heads * kValue * kLatent * 2, "gathered W_UV");
-    gather_value_weights(box->impl(), model(), gathered_uv.data()).or_throw();
+    gather_value_weights(box->impl(), context.threads, model(), gathered_uv.data()).or_throw();
   }
 }
 

@@ -60,13 +60,17 @@ struct PreparedLayer::Impl::RunState {
 };
 
 Status PreparedLayer::Impl::run(const Step& step) noexcept {
-  try {
-    const PreparedShape* shape = nullptr;
-    if (Status s = check(step, &shape); !s.ok()) return s;
-    return run_stages(step, *shape);
-  } catch (const std::exception& e) {
-    return Status({ErrorCode::kInternal, "run", "exception", e.what()});
-  }
+  Status status;
+  context.threads.together([&] {  // the threads stand by from stage to stage
+    try {
+      const PreparedShape* shape = nullptr;
+      status = check(step, &shape);
+      if (status.ok()) status = run_stages(step, *shape);
+    } catch (const std::exception& e) {
+      status = Status({ErrorCode::kInternal, "run", "exception", e.what()});
+    }
+  });
+  return status;
 }
 
 Status PreparedLayer::Impl::run_stages(const Step& step, const PreparedShape& shape) {
@@ -138,8 +142,7 @@ Status PreparedLayer::Impl::run_ranks(RunState& s) {
   const int64_t all_heads = heads * shard.ranks;
   const int64_t topk = m.config.topk;
   const bool proj = shape.partial == PartialFormat::kProj;
-  const WorkHeartbeat working(box->impl(), context.threads);
-  BoxRun ranks(box->impl(), {s.rows, s.step.q, proj ? kValue : kLatent, s.step.seq_lens});
+  BoxRun ranks(box->impl(), context.threads, {s.rows, s.step.q, proj ? kValue : kLatent, s.step.seq_lens});
 
   if (s.rows > 0) {  // 1
     s.run(StageId::kQuery, shape.query, QueryArgs{&m, s.step.projected, s.step.slots, kv, s.q_c, s.query});

@@ -1,5 +1,5 @@
-// Threads: the one place where work is spread over cores. oneTBB behind it, or a small std::thread team where
-// DSACORE_THREAD_TEAM is defined (the tsan preset: a distribution's oneTBB is not instrumented).
+// Threads: the one place where work is spread over cores. oneTBB brings the threads, or a small std::thread team where
+// DSACORE_THREAD_TEAM is on (the tsan preset: a distribution's oneTBB is not instrumented).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class FunctionRef<R(Args...)> {
  public:
   template <class F>
     requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
-  FunctionRef(F&& f)
+  FunctionRef(F&& f)  // NOLINT(bugprone-forwarding-reference-overload): the constraint leaves copies alone
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))), call_([](void* o, Args... args) -> R {
           return (*static_cast<std::remove_reference_t<F>*>(o))(std::forward<Args>(args)...);
         }) {}
@@ -27,6 +27,8 @@ class FunctionRef<R(Args...)> {
   void* object_;
   R (*call_)(void*, Args...);
 };
+
+class Crew;  // crew.h
 
 class Threads {
  public:
@@ -38,9 +40,14 @@ class Threads {
 
   int count() const { return count_; }
 
+  /// Runs `work()` on the calling thread while the other threads stand by, so that a `for_each` inside costs under a
+  /// microsecond. Not from a task of this object, nor from two threads at once. `work` does not throw.
+  void together(FunctionRef<void()> work);
+
   /// Runs `body(task, worker)` for every task in 0..tasks-1, in any order, and returns when all are done. `worker` is
   /// 0..count()-1, and no two tasks run at once under one worker number. What a task computes must not depend on
-  /// `worker`.
+  /// `worker`. Not from a task of this object, nor from two threads at once; other objects may be used inside. `body`
+  /// does not throw.
   void for_each(int64_t tasks, FunctionRef<void(int64_t task, int worker)> body);
 
   /// Called after each task, from the worker's thread (the DCP heartbeat). Null: nothing is called.
@@ -49,11 +56,16 @@ class Threads {
     progress_context_ = context;
   }
 
+  struct Team;  // team.h
+
  private:
-  struct Team;
+  static constexpr int kNoLeader = -1;
+
   int count_;
+  int leader_ = kNoLeader;  ///< worker number of the thread inside `together`
   void (*progress_)(void*) = nullptr;
   void* progress_context_ = nullptr;
+  std::unique_ptr<Crew> crew_;
   std::unique_ptr<Team> team_;
 };
 

@@ -49,8 +49,9 @@ inline void store_word(uint32_t& word, uint32_t value) {
 /// Stores `words` from `to` on, the last one with release: who has loaded them all sees what this thread did before.
 void store_words(uint32_t* to, std::span<const uint32_t> words);
 
-/// Moves words of one's own window to `out`, up to the first that still is `armed`, and arms each again; returns how
-/// many. Peers see the arming with the next `put`.
-size_t take_words(uint32_t* from, std::span<uint32_t> out, uint32_t armed);
+/// Moves up to `words` words of one's own window, from `from` on, to `out` (of 4 bytes each, at any address), stops at
+/// the first that still is `armed`, and arms each again that it took; returns how many. Peers see the arming with the
+/// next `put`.
+size_t take_words(uint32_t* from, size_t words, uint32_t armed, std::byte* out);
 
 }  // namespace dsacore

@@ -1,4 +1,6 @@
 // Bulk stores and loads of window words, as relaxed and ordered atomics of 4 bytes.
+#include <cstring>
+
 #include "transport/transport.h"
 
 namespace dsacore {
@@ -10,14 +12,14 @@ void store_words(uint32_t* to, std::span<const uint32_t> words) {
   store_word(to[last], words[last]);
 }
 
-size_t take_words(uint32_t* from, std::span<uint32_t> out, uint32_t armed) {
-  for (size_t i = 0; i < out.size(); ++i) {
+size_t take_words(uint32_t* from, size_t words, uint32_t armed, std::byte* out) {
+  for (size_t i = 0; i < words; ++i) {
     const uint32_t word = load_word(from[i]);
     if (word == armed) return i;
-    out[i] = word;
+    std::memcpy(out + i * sizeof(word), &word, sizeof(word));
     std::atomic_ref<uint32_t>(from[i]).store(armed, std::memory_order_relaxed);
   }
-  return out.size();
+  return words;
 }
 
 }  // namespace dsacore

@@ -1,5 +1,5 @@
-// A check that markup is well formed: tags nest and close, attributes are quoted, entities are known. For HTML that is written as
-// XML, and SVG.
+// A check that markup is well formed: tags nest and close, attributes are quoted, entities are known. For HTML that is
+// written as XML, and SVG.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -26,7 +26,8 @@ class Capture {
     std::string all;
     char part[4096];
     lseek(fd_, 0, SEEK_SET);
-    for (ssize_t n = read(fd_, part, sizeof(part)); n > 0; n = read(fd_, part, sizeof(part))) all.append(part, size_t(n));
+    for (ssize_t n = read(fd_, part, sizeof(part)); n > 0; n = read(fd_, part, sizeof(part)))
+      all.append(part, size_t(n));
     return all;
   }
 
@@ -64,7 +65,8 @@ Ran run_program(const std::vector<std::string>& arguments, const std::vector<std
   posix_spawn_file_actions_adddup2(&actions, out.fd(), STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, err.fd(), STDERR_FILENO);
   pid_t child = 0;
-  const int failed = posix_spawn(&child, DSACORE_PROGRAM, &actions, nullptr, pointers_to(words).data(), pointers_to(variables).data());
+  const int failed =
+      posix_spawn(&child, DSACORE_PROGRAM, &actions, nullptr, pointers_to(words).data(), pointers_to(variables).data());
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) {
     ADD_FAILURE() << "cannot start " << DSACORE_PROGRAM;
@@ -95,8 +97,9 @@ void ProgramTest::SetUp() {
 void ProgramTest::TearDown() { std::filesystem::remove_all(folder_); }
 
 void ProgramTest::generate(const std::vector<std::string>& more) {
-  std::vector<std::string> arguments = {"generate", "--out",         path("case"), "--heads",   "4",  "--batch",   "4",          "--context",
-                                        "5,90,40,17", "--index-heads", "8",          "--q-lora", "128", "--topk", "16", "--seed", "3"};
+  std::vector<std::string> arguments = {"generate", "--out",     path("case"), "--heads",       "4", "--batch",
+                                        "4",        "--context", "5,90,40,17", "--index-heads", "8", "--q-lora",
+                                        "128",      "--topk",    "16",         "--seed",        "3"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   const Ran ran = run_program(arguments);
   ASSERT_EQ(ran.status, 0) << ran.err;

@@ -11,7 +11,7 @@ namespace dsacore::test {
 
 /// What a run of the program left behind.
 struct Ran {
-  int status = -1;        ///< exit status; 128 + signal where it was killed
+  int status = -1;  ///< exit status; 128 + signal where it was killed
   std::string out, err;
 };
 
@@ -31,7 +31,8 @@ class ProgramTest : public ::testing::Test {
   std::string layer() const { return path("case/layer.safetensors"); }
   std::string step() const { return path("case/step.safetensors"); }
 
-  /// Generates a small case: 4 heads, 8 index heads, q_lora 128, topk 16, 4 rows, contexts 5,90,40,17 and what is given.
+  /// Generates a small case: 4 heads, 8 index heads, q_lora 128, topk 16, 4 rows, contexts 5,90,40,17 and what is
+  /// given.
   void generate(const std::vector<std::string>& more = {});
   /// Runs it: `run --layer --step --out NAME` and what is given.
   Ran run(const std::string& out, const std::vector<std::string>& more = {});

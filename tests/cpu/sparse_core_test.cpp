@@ -23,6 +23,17 @@ std::string name_of_shape(const testing::TestParamInfo<std::tuple<KvFormat, int>
 }
 std::string name_of_format(const testing::TestParamInfo<KvFormat>& param) { return test_name(param.param); }
 
+/// Gives every selected row of an `fp8_ds_mla` cache other tile scales, and no pe.
+void set_scales(CoreCase& c, const std::function<float()>& scale) {
+  c.for_selected([&](std::byte* row) {
+    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
+      const float s = scale();
+      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &s, sizeof(s));
+    }
+    std::memset(row + KvFp8DsMla::kPeAt, 0, kPe * sizeof(BFloat16));  // has no scale: would outweigh small ones
+  });
+}
+
 class SparseCoreShapes : public testing::TestWithParam<std::tuple<KvFormat, int>> {};
 
 TEST_P(SparseCoreShapes, EveryValidCount) {
@@ -162,6 +173,20 @@ TEST_P(SparseCore, EqualKeys) {
 
 // One key is best and all others have the p that BF16 rounds worst: the error must cancel in the latent and not show in
 // the lse.
+void expect_rounding_to_cancel(CoreCase& c) {
+  const auto value = [&](int t) {
+    return with_layout(c.kv.format, [&](auto layout) { return double(layout.value(c.row(c.selected(0)[t]), 0)); });
+  };
+  const double q = double(c.query().element == 1 ? e4m3_to_float(c.query().e4m3(0, 0)[0]) : 1.0f);
+  const double gap = q * (value(0) - value(1));
+  for (const double p : {0x1.01p-1, 0x1.00ffp-1, 0x1.0101p-1, 0x1.03p-3}) {
+    SCOPED_TRACE(p);
+    c.model.config.softmax_scale = -std::log(p) / gap / double(c.model.q_scale) / double(c.model.k_scale);
+    const CoreResult want = run_reference(c);
+    for_cpu_targets([&](const Backend& backend) { EXPECT_LT(expect_agreement(run_core(c, backend, 2), want), 1e-3); });
+  }
+}
+
 TEST_P(SparseCore, RoundingOfPDoesNotAddUp) {
   CoreCase c({.format = GetParam(), .heads = 2, .valid = {200, 2048}});
   const auto set_key = [&](std::byte* row, float first) {
@@ -171,47 +196,40 @@ TEST_P(SparseCore, RoundingOfPDoesNotAddUp) {
     encode_kv(GetParam(), latent, pe, c.model.config.k_scale_inv, row);
   };
   c.for_selected([&](std::byte* row) { set_key(row, 0); });
-  set_key(c.row(c.selected(0)[0]), 1);
-  set_key(c.row(c.selected(1)[7]), 1);
   for (int b = 0; b < c.rows(); ++b) {
+    set_key(c.row(c.selected(b)[0]), 1);
     for (int head = 0; head < c.heads(); ++head) {
-      for (int i = 0; i < kQueryRow; ++i) c.set_query(b, head, i, 0);
-      c.set_query(b, head, 0, 1);
+      for (int i = 0; i < kQueryRow; ++i) c.set_query(b, head, i, i == 0 ? 1.0f : 0.0f);
     }
   }
-  for (const double p : {0x1.01p-1, 0x1.00ffp-1, 0x1.02ffp-1, 0x1.7fp-3}) {
-    c.model.config.softmax_scale = -std::log(p) / double(c.model.q_scale) / double(c.model.k_scale);
-    if (c.query().element == 1)
-      c.model.config.softmax_scale /= double(c.model.config.q_scale_inv) * double(c.model.q_scale);
-    if (GetParam() == KvFormat::kFp8) c.model.config.softmax_scale /= 48.0 * double(c.model.k_scale);
-    SCOPED_TRACE(p);
-    expect_all_targets_agree(c);
-  }
+  expect_rounding_to_cancel(c);
+  if (GetParam() != KvFormat::kFp8DsMla) return;
+  set_scales(c, [] { return 1.7f; });
+  expect_rounding_to_cancel(c);
 }
 
 // ---- scales of fp8_ds_mla ----
 
-void set_scales(CoreCase& c, const std::function<float()>& scale) {
-  c.for_selected([&](std::byte* row) {
-    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
-      const float s = scale();
-      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &s, sizeof(s));
-    }
-    std::memset(row + KvFp8DsMla::kPeAt, 0, kPe * sizeof(BFloat16));  // has no scale: would outweigh small ones
-  });
-}
-
-TEST(SparseCoreScales, PowersOfTwoAreExact) {
-  for (const int exponent : {-14, 0, 1, 20, 58}) {
+TEST(SparseCoreScales, PowersOfTwo) {
+  for (const int exponent : {-110, -14, 0, 1, 20, 58, 100}) {
     SCOPED_TRACE(exponent);
     CoreCase c({.heads = 6, .valid = {1, 33, 700}, .query_magnitude = std::ldexp(0.01, -exponent)});
     set_scales(c, [&] { return std::ldexp(1.0f, exponent + int(c.random()() % 3)); });
     expect_all_targets_agree(c);
-    // A single key with p = 1: the latent is the dequantized value itself.
+  }
+}
+
+// A single key, so p = 1: the latent is the dequantized value itself, also where the key is too large to scale in
+// advance.
+TEST(SparseCoreScales, PowersOfTwoAreExact) {
+  for (const int exponent : {-117, -14, 0, 58, 118, 119, 120, 126}) {
+    SCOPED_TRACE(exponent);
+    CoreCase c({.heads = 6, .valid = {1}, .query_magnitude = 0});
+    set_scales(c, [&] { return std::ldexp(1.0f, exponent); });
     const std::byte* row = c.row(c.selected(0)[0]);
     for_cpu_targets([&](const Backend& backend) {
       const CoreResult got = run_core(c, backend, 1);
-      for (int i = 0; i < kLatent; ++i) EXPECT_EQ(to_float(got.latent[size_t(i)]), KvFp8DsMla::value(row, i));
+      for (int i = 0; i < kLatent; ++i) EXPECT_EQ(to_float(got.latent[size_t(i)]), KvFp8DsMla::value(row, i)) << i;
     });
   }
 }
@@ -295,8 +313,8 @@ TEST_P(SparseCore, NanAndInfinityStayInTheirRow) {
   while (c.selects(0, own) || c.selects(1, own) || c.selects(3, own)) ++own;
   c.selected(2)[17] = own;
   c.encode_random(own);
-  c.row(own)[3] = std::byte(0xFF);
-  c.row(own)[c.kv.row_bytes - 1] = std::byte(0x7F);
+  // A latent's code, or a scale.
+  c.row(own)[GetParam() == KvFormat::kNvfp4DsMla ? KvNvfp4DsMla::kRowBytes - 1 : 3] = std::byte(0xFF);
   size_t nth = 0;
   for_cpu_targets([&](const Backend& backend) {
     const CoreResult got = run_core(c, backend, 2);

@@ -127,7 +127,7 @@ TEST(Value, EmptyRowsAreZero) {
 }
 
 TEST(Value, SameBitsWithAnyThreadsAndLiveRows) {
-  for (const auto& [heads, rows] : {std::pair{5, 12}, {3, 130}}) {
+  for (const auto& [heads, rows] : {std::pair{15, 12}, {13, 130}}) {
     const ValueCase c(heads, rows, 6);
     for (const std::string_view target : cpu_targets()) {
       SCOPED_TRACE(target);

@@ -9,7 +9,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "layer/dcp.h"
@@ -62,13 +61,20 @@ std::vector<uint32_t> tensor_of(uint32_t seed, int run, int rank, int what, int6
 }
 
 struct Plan {
+  const char* size;
   int ranks;
   KvFormat kv_format;
   PartialFormat partial;
-  int heads() const { return ranks <= 2 ? 3 : 1; }
+  int cap, heads, topk, interleave, runs;
 };
 
-constexpr int kCap = 5, kTopk = 19, kRuns = 300;
+constexpr auto kSmall = [](int ranks, KvFormat kv_format, PartialFormat partial) {
+  return Plan{"small", ranks, kv_format, partial, 5, ranks <= 2 ? 3 : 1, 19, 1 + ranks % 3, 300};
+};
+// Enough words that each rank spreads them over its threads.
+constexpr auto kLarge = [](int ranks, KvFormat kv_format, PartialFormat partial) {
+  return Plan{"large", ranks, kv_format, partial, 12, 16, 2048, 64, 24};
+};
 
 /// What one run is, the same on every rank.
 struct Run {
@@ -83,13 +89,14 @@ Run run_of(const Plan& plan, uint32_t seed, int run) {
   std::mt19937 random(sequence);
   Run r;
   r.q = 1 + int(random() % 3);
-  const int requests = int(random() % uint32_t(kCap / r.q + 1));
+  const int requests = int(random() % uint32_t(plan.cap / r.q + 1));
   r.rows = requests * r.q;
   r.width =
       plan.partial == PartialFormat::kProj || (plan.partial == PartialFormat::kAuto && random() % 2 == 0) ? 128 : 512;
   // Around topk, so that some rows send candidates and some do not; in some runs none does.
   const bool short_ones = random() % 4 == 0;
-  for (int i = 0; i < requests; ++i) r.lengths.push_back(int32_t(random() % (short_ones ? kTopk : 2 * kTopk)));
+  for (int i = 0; i < requests; ++i)
+    r.lengths.push_back(int32_t(random() % uint32_t(short_ones ? plan.topk : 3 * plan.topk)));
   return r;
 }
 
@@ -108,31 +115,32 @@ void delay(std::mt19937& random) {
 }
 
 /// One rank of one run; compares everything that arrives.
-void exchange_once(Box::Impl& box, const Plan& plan, const Run& r, uint32_t seed, int run, std::mt19937& random) {
-  const int rank = box.rank(), ranks = box.size(), heads = plan.heads();
+void exchange_once(Box::Impl& box, Threads& threads, const Plan& plan, const Run& r, uint32_t seed, int run,
+                   std::mt19937& random) {
+  const int rank = box.rank(), ranks = box.size(), heads = plan.heads;
   const int element = has_fp8_query(plan.kv_format) ? 1 : 2;
   const WordFormat query_format = element == 1 ? WordFormat::kE4m3 : WordFormat::kBf16Pair;
   const int64_t query_words = int64_t(heads) * 576 * element / 4, value_words = int64_t(heads) * r.width / 2;
-  const int64_t rows = std::max<int64_t>(r.rows, 1);
+  const int64_t rows = std::max<int64_t>(r.rows, 1), topk = plan.topk;
   const std::string where = "run " + std::to_string(run) + " rank " + std::to_string(rank);
   const uint32_t poison = 0xDEADBEEFu;
   const auto sent = [&](int from, int what, int64_t words, WordFormat format) {
     return tensor_of(seed, run, from, what, words, format);
   };
 
-  BoxRun exchange(box, {r.rows, r.q, r.width, View<const int32_t, 1>(r.lengths.data(), r.lengths.size())});
+  BoxRun exchange(box, threads, {r.rows, r.q, r.width, View<const int32_t, 1>(r.lengths.data(), r.lengths.size())});
   std::vector<uint32_t> query = sent(rank, 0, rows * query_words, query_format);
   delay(random);
   exchange.publish_query({reinterpret_cast<std::byte*>(query.data()), heads, element}).or_throw();
-  std::vector<uint32_t> candidates = sent(rank, 1, rows * kTopk * 2, WordFormat::kPlain);
+  std::vector<uint32_t> candidates = sent(rank, 1, rows * topk * 2, WordFormat::kPlain);
   delay(random);
   exchange
-      .publish_candidates(View<const Candidate, 2>(reinterpret_cast<const Candidate*>(candidates.data()), rows, kTopk))
+      .publish_candidates(View<const Candidate, 2>(reinterpret_cast<const Candidate*>(candidates.data()), rows, topk))
       .or_throw();
   std::vector<uint32_t> all_query(size_t(rows * ranks * query_words), poison);
-  std::vector<uint32_t> all_candidates(size_t(ranks * rows * kTopk * 2), poison);
+  std::vector<uint32_t> all_candidates(size_t(ranks * rows * topk * 2), poison);
   const QueryRows gathered{reinterpret_cast<std::byte*>(all_query.data()), ranks * heads, element};
-  const View<Candidate, 3> gathered_candidates(reinterpret_cast<Candidate*>(all_candidates.data()), ranks, rows, kTopk);
+  const View<Candidate, 3> gathered_candidates(reinterpret_cast<Candidate*>(all_candidates.data()), ranks, rows, topk);
   const bool query_first = run % 2 == 0;  // either order is allowed
   if (query_first) exchange.collect_query(gathered).or_throw();
   exchange.collect_candidates(gathered_candidates).or_throw();
@@ -140,16 +148,23 @@ void exchange_once(Box::Impl& box, const Plan& plan, const Run& r, uint32_t seed
 
   for (int from = 0; from < ranks; ++from) {
     const auto query_of = sent(from, 0, rows * query_words, query_format);
-    const auto candidates_of = sent(from, 1, rows * kTopk * 2, WordFormat::kPlain);
+    const auto candidates_of = sent(from, 1, rows * topk * 2, WordFormat::kPlain);
     for (int64_t b = 0; b < r.rows; ++b) {
       const std::string row = where + " from " + std::to_string(from) + " row " + std::to_string(b);
       expect_words(all_query, (b * ranks + from) * query_words, query_of, b * query_words, query_words, query_format,
                    row + " query");
       const int64_t n = r.lengths[size_t(b / r.q)] - (r.q - 1 - b % r.q);
-      const int64_t at = (from * rows + b) * kTopk * 2;
-      if (n > kTopk) {
-        expect_words(all_candidates, at, candidates_of, b * kTopk * 2, kTopk * 2, WordFormat::kPlain,
+      const int64_t at = (from * rows + b) * topk * 2;
+      if (n > topk) {
+        int64_t owned = 0;
+        for (int64_t t = 0; t < n; ++t) owned += t / plan.interleave % ranks == from ? 1 : 0;
+        const int64_t count = std::min(owned, topk);
+        expect_words(all_candidates, at, candidates_of, b * topk * 2, count * 2, WordFormat::kPlain,
                      row + " candidates");
+        for (int64_t i = count; i < topk; ++i) {
+          ASSERT_EQ(all_candidates[size_t(at + 2 * i)], 0u) << row << " candidate " << i;
+          ASSERT_EQ(all_candidates[size_t(at + 2 * i + 1)], 0x7FFFFFFFu) << row << " candidate " << i;
+        }
       } else {
         ASSERT_EQ(all_candidates[size_t(at)], poison) << row << ": candidates of a short row travelled";
       }
@@ -196,51 +211,55 @@ void expect_armed(Transport& end, const MailboxLayout& layout) {
   }
 }
 
-class DcpExchange : public ::testing::TestWithParam<std::tuple<int, KvFormat, PartialFormat>> {};
+class DcpExchange : public ::testing::TestWithParam<Plan> {};
 
 TEST_P(DcpExchange, EveryWordOfEveryRunArrives) {
-  const auto [ranks, kv_format, partial] = GetParam();
-  const Plan plan{ranks, kv_format, partial};
-  const uint32_t seed = uint32_t(ranks * 100 + int(kv_format) * 10 + int(partial));
-  const auto ends = make_thread_transports(ranks);
+  const Plan plan = GetParam();
+  const uint32_t seed = uint32_t(plan.ranks * 100 + int(plan.kv_format) * 10 + int(plan.partial));
+  const auto ends = make_thread_transports(plan.ranks);
   BoxOptions options;
-  options.cap = kCap;
-  options.heads = plan.heads();
-  options.topk = kTopk;
-  options.kv_format = kv_format;
-  options.partial = partial;
+  options.cap = plan.cap;
+  options.heads = plan.heads;
+  options.topk = plan.topk;
+  options.kv_format = plan.kv_format;
+  options.partial = plan.partial;
+  options.interleave = plan.interleave;
   options.deadline = 60s;
-  std::vector<std::unique_ptr<Box>> boxes(static_cast<size_t>(ranks));
-  on_ranks(ranks, [&](int rank) {
+  std::vector<std::unique_ptr<Box>> boxes(static_cast<size_t>(plan.ranks));
+  on_ranks(plan.ranks, [&](int rank) {
     boxes[size_t(rank)] = std::make_unique<Box>(ends[size_t(rank)], options);
+    Threads threads(1 + (rank + 1) % 3);
     std::mt19937 random(seed * 8 + uint32_t(rank));
-    for (int run = 0; run < kRuns; ++run) {
-      exchange_once(boxes[size_t(rank)]->impl(), plan, run_of(plan, seed, run), seed, run, random);
+    for (int run = 0; run < plan.runs; ++run) {
+      exchange_once(boxes[size_t(rank)]->impl(), threads, plan, run_of(plan, seed, run), seed, run, random);
       if (::testing::Test::HasFatalFailure()) return;
     }
   });
   if (HasFailure()) return;
-  for (int rank = 0; rank < ranks; ++rank) {
-    EXPECT_EQ(boxes[size_t(rank)]->impl().run(), kRuns);
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    EXPECT_EQ(boxes[size_t(rank)]->impl().run(), plan.runs);
     expect_armed(*ends[size_t(rank)], boxes[size_t(rank)]->impl().layout());
   }
 }
 
-std::string name_of_param(const ::testing::TestParamInfo<std::tuple<int, KvFormat, PartialFormat>>& info) {
-  return "D" + std::to_string(std::get<0>(info.param)) + "_" + std::string(name_of(std::get<1>(info.param))) + "_" +
-         std::string(name_of(std::get<2>(info.param)));
+std::vector<Plan> plans() {
+  std::vector<Plan> all;
+  for (const KvFormat format : {KvFormat::kFp8DsMla, KvFormat::kFp8}) {
+    for (const PartialFormat partial : {PartialFormat::kBf16, PartialFormat::kProj, PartialFormat::kAuto}) {
+      for (const int ranks : {1, 2, 4, 8}) all.push_back(kSmall(ranks, format, partial));
+    }
+    all.push_back(kLarge(3, format, PartialFormat::kAuto));
+  }
+  all.push_back(kSmall(2, KvFormat::kNvfp4DsMla, PartialFormat::kBf16));  // its query is FP8 too
+  return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formats, DcpExchange,
-    ::testing::Combine(::testing::Values(1, 2, 4, 8), ::testing::Values(KvFormat::kFp8DsMla, KvFormat::kFp8),
-                       ::testing::Values(PartialFormat::kBf16, PartialFormat::kProj, PartialFormat::kAuto)),
-    name_of_param);
-// Its query is FP8 too.
-INSTANTIATE_TEST_SUITE_P(Nvfp4, DcpExchange,
-                         ::testing::Combine(::testing::Values(2), ::testing::Values(KvFormat::kNvfp4DsMla),
-                                            ::testing::Values(PartialFormat::kBf16)),
-                         name_of_param);
+std::string name_of_plan(const ::testing::TestParamInfo<Plan>& info) {
+  return std::string(info.param.size) + "_D" + std::to_string(info.param.ranks) + "_" +
+         std::string(name_of(info.param.kv_format)) + "_" + std::string(name_of(info.param.partial));
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, DcpExchange, ::testing::ValuesIn(plans()), name_of_plan);
 
 TEST(AllGather, BringsAnyBitsOfEveryRankInOrder) {
   for (const int ranks : {1, 2, 8}) {
@@ -254,13 +273,14 @@ TEST(AllGather, BringsAnyBitsOfEveryRankInOrder) {
       options.deadline = 60s;
       on_ranks(ranks, [&](int rank) {
         Box box(ends[size_t(rank)], options);
+        Threads threads(1 + rank % 2);
         // A row of the mailbox holds 144 or 288; three rows a buffer. 70000 holds every 16-bit pattern.
         for (const size_t size :
              {size_t(1), size_t(143), size_t(144), size_t(288), size_t(289), size_t(864), size_t(865), size_t(70000)}) {
           const auto value = [&](int from, size_t i) { return uint16_t(i * 40503u + uint32_t(from) * 257u); };
           std::vector<BFloat16> mine(size), all(size * size_t(ranks), BFloat16{0xDEAD});
           for (size_t i = 0; i < size; ++i) mine[i].bits = value(rank, i);
-          all_gather(box.impl(), mine, all).or_throw();
+          all_gather(box.impl(), threads, mine, all).or_throw();
           for (int from = 0; from < ranks; ++from) {
             for (size_t i = 0; i < size; ++i) {
               ASSERT_EQ(all[size_t(from) * size + i].bits, value(from, i))
@@ -281,7 +301,8 @@ TEST(AllGather, RanksWithOtherSizesAreNamed) {
   on_ranks(3, [&](int rank) {
     Box box(ends[size_t(rank)], options);
     std::vector<BFloat16> mine(rank == 2 ? 1000 : 900), all(3000);
-    const Status status = all_gather(box.impl(), mine, all);
+    Threads threads(1);
+    const Status status = all_gather(box.impl(), threads, mine, all);
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code, ErrorCode::kPeerLost);
     EXPECT_EQ(status.error().value, "rank 2");

@@ -76,7 +76,7 @@ TEST(MailboxLayout, PartsDoNotOverlap) {
         owners.claim("step", layout.step(buffer, r), MailboxLayout::kStepWords);
         for (int row = 0; row < sizes.cap; ++row) {
           owners.claim("query", layout.query(buffer, row, r), layout.query_words());
-          owners.claim("candidates", layout.candidates(buffer, r, row), layout.candidate_words());
+          owners.claim("candidates", layout.candidates(buffer, r, row), MailboxLayout::kCandidateWords * sizes.topk);
           owners.claim("value", layout.value(buffer, r, row, sizes.value_width), layout.value_words(sizes.value_width));
           owners.claim("lse", layout.lse(buffer, r, row), layout.lse_words());
         }

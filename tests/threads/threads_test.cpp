@@ -116,6 +116,24 @@ TEST_P(ThreadsOf, GivesAsManyThreadsAsAskedFor) {
   EXPECT_FALSE(late.load()) << arrived.load() << " of " << threads.count() << " threads came";
 }
 
+TEST_P(ThreadsOf, CallsInsideTogetherRunEveryTaskOnce) {
+  Threads threads(GetParam());
+  bool ran = false;
+  threads.together([&] {
+    ran = true;
+    for (int64_t tasks : {0, 1, 2, 3, 7, 100, 1, 5000}) {
+      std::vector<std::atomic<int>> runs(static_cast<size_t>(tasks));
+      for (int repeat = 1; repeat <= 20; ++repeat) {
+        threads.for_each(tasks, [&](int64_t task, int) { runs[size_t(task)].fetch_add(1); });
+        for (int64_t task = 0; task < tasks; ++task)
+          ASSERT_EQ(runs[size_t(task)].load(), repeat) << "task " << task << " of " << tasks;
+      }
+    }
+    threads.together([&] { threads.for_each(3, [](int64_t, int) {}); });  // together inside together is the same crew
+  });
+  EXPECT_TRUE(ran);
+}
+
 TEST_P(ThreadsOf, CallsProgressAfterEachTask) {
   Threads threads(GetParam());
   std::atomic<int> calls{0};

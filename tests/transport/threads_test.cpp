@@ -114,12 +114,13 @@ TEST(TakeWords, StopsAtTheFirstArmedWordAndArmsWhatItTook) {
   const uint32_t armed = 0x80000000u;
   std::vector<uint32_t> window = {1, 2, armed, 4};
   std::vector<uint32_t> out(4, 99u);
-  EXPECT_EQ(take_words(window.data(), out, armed), 2u);
+  const auto bytes = reinterpret_cast<std::byte*>(out.data());
+  EXPECT_EQ(take_words(window.data(), 4, armed, bytes), 2u);
   EXPECT_EQ(out, (std::vector<uint32_t>{1, 2, 99, 99}));
   EXPECT_EQ(window, (std::vector<uint32_t>{armed, armed, armed, 4}));
-  EXPECT_EQ(take_words(window.data() + 3, std::span(out).first(1), armed), 1u);
+  EXPECT_EQ(take_words(&window[3], 1, armed, bytes), 1u);
   EXPECT_EQ(out[0], 4u);
-  EXPECT_EQ(take_words(window.data(), {}, armed), 0u);
+  EXPECT_EQ(take_words(window.data(), 0, armed, bytes), 0u);
 }
 
 // The mailboxes' use in small: each round, each rank sends words to every rank, takes what it gets, and so arms it for
@@ -139,7 +140,8 @@ TEST(ThreadTransport, TwoBuffersInTurnLoseNoWord) {
       for (int from = 0; from < kSize; ++from) {
         size_t taken = 0;
         while (taken < kWords) {
-          taken += take_words(&end.window()[size_t(at(round, from)) + taken], std::span(out).subspan(taken), kUnset);
+          taken += take_words(&end.window()[size_t(at(round, from)) + taken], kWords - taken, kUnset,
+                              reinterpret_cast<std::byte*>(&out[taken]));
           if (taken < kWords) end.yield();
         }
         for (int i = 0; i < kWords; ++i) {

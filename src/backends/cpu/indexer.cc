@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <numeric>
+#include <type_traits>
 
 #include "backends/cpu/bf16_ops.h"
 #include "backends/cpu/indexer_layout.h"
@@ -121,20 +123,25 @@ void score_task(const IndexerRun& run, int64_t requests, int64_t task, int worke
   }
 }
 
-/// The row's tokens by their local ids, ascending, and their physical rows, then -1.
-template <class TokenAt>
-void write_tokens(const IndexerRun& run, int64_t row, int64_t valid, TokenAt token_at) {
+/// Physical rows of tokens. A page size that the compiler knows spares a division for each.
+template <class Page>
+void write_rows(const IndexerRun& run, int64_t row, int64_t valid, Page page) {
   const int32_t* table = run.args.block_table.row(row / run.args.q);
-  int32_t* tokens = run.args.topk_tokens.row(row);
+  const int32_t* tokens = run.args.topk_tokens.row(row);
   int32_t* rows = run.args.topk_rows.row(row);
   for (int64_t i = 0; i < valid; ++i) {
-    const LocalId token(token_at(i));
-    tokens[i] = token.value();
-    rows[i] = physical_row(kv_place(table, run.args.page, token), run.args.stride_rows).value();
+    rows[i] = physical_row(kv_place(table, page, LocalId(tokens[i])), run.args.stride_rows).value();
   }
-  std::fill(tokens + valid, tokens + run.topk, -1);
   std::fill(rows + valid, rows + run.topk, -1);
+}
+
+/// Tokens that are in place, at D = 1 by their local ids, get -1 after them, and their physical rows.
+void complete_row(const IndexerRun& run, int64_t row, int64_t valid) {
+  int32_t* tokens = run.args.topk_tokens.row(row);
+  std::fill(tokens + valid, tokens + run.topk, -1);
   run.args.valid(row) = int32_t(valid);
+  if (run.args.page == kIndexPage) return write_rows(run, row, valid, std::integral_constant<int, kIndexPage>());
+  write_rows(run, row, valid, run.args.page);
 }
 
 template <class CandidateAt>
@@ -150,7 +157,10 @@ void select_row(const IndexerRun& run, const RequestKeys& request, int position,
   const int64_t n = run.seen(request.request, position), held = run.held(request.request, position);
   const bool alone = run.args.shard.ranks == 1;
   if (n <= run.topk) {
-    if (alone) return write_tokens(run, row, n, [](int64_t i) { return int32_t(i); });
+    if (alone) {
+      std::iota(run.args.topk_tokens.row(row), run.args.topk_tokens.row(row) + n, 0);
+      return complete_row(run, row, n);
+    }
     return write_candidates(run, row, 0, [](int64_t) { return Candidate{}; });
   }
   const uint32_t* keys = request.keys_of(position);
@@ -160,7 +170,10 @@ void select_row(const IndexerRun& run, const RequestKeys& request, int position,
   }
   const TokenList best =
       select_best(keys, request.maxima_of(position), held, run.topk, run.scratch.select_buffers(worker));
-  if (alone) return write_tokens(run, row, best.count, [&](int64_t i) { return best.tokens[i]; });
+  if (alone) {
+    std::copy_n(best.tokens, best.count, run.args.topk_tokens.row(row));
+    return complete_row(run, row, best.count);
+  }
   write_candidates(run, row, best.count, [&](int64_t i) { return Candidate{best.keys[i], global(best.tokens[i])}; });
 }
 

@@ -26,29 +26,22 @@ struct Weights {
   float lse;  // of all ranks together, natural log
 };
 
-/// Of one row and head, in FP64. A rank without rows (LSE -infinity) weighs 0; a NaN makes all of them NaN.
+/// Of one row and head, in FP64. A rank without rows (LSE -infinity) weighs 0; where one LSE is NaN the total is too.
 Weights weights_of(const PartialMergeArgs& args, int row, int head) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   const int ranks = int(args.partial_lse.extent(0));
-  double lse[kMaxRanks];
   double top = kNone;
-  for (int rank = 0; rank < ranks; ++rank) {
-    lse[rank] = double(args.partial_lse(rank, row, head));
-    if (!(lse[rank] <= top)) top = lse[rank];
-    if (std::isnan(top)) break;
-  }
+  for (int rank = 0; rank < ranks; ++rank) top = std::max(top, double(args.partial_lse(rank, row, head)));
   Weights w{};
-  w.lse = float(top);
-  w.total = 1;
-  if (top == kNone) return w;
   double total = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    const double weight = std::isnan(top) ? top : std::exp(lse[rank] - top);
+    const double lse = double(args.partial_lse(rank, row, head));
+    const double weight = lse == kNone ? 0 : std::exp(lse - top);
     w.of[rank] = float(weight);
     total += weight;
   }
-  w.total = float(total);
-  w.lse = float(top + std::log(total));
+  w.total = total == 0 ? 1 : float(total);
+  w.lse = float(total == 0 ? kNone : top + std::log(total));
   return w;
 }
 
