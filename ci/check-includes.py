@@ -14,7 +14,7 @@ ALLOWED = {
     "src/plan": {"dsacore", "stages", "threads", "memory", "plan"},
     "src/backends/reference": {"dsacore", "format", "stages", "plan/registry.h", "threads", "backends/reference"},
     "src/backends/cpu": {"dsacore", "format", "stages", "plan/registry.h", "threads", "backends/cpu", "hwy"},
-    "src/transport": {"dsacore", "format/mailbox.h", "transport"},
+    "src/transport": {"dsacore", "format/mailbox.h", "memory", "transport"},
     "src/layer": {"dsacore", "format", "stages", "plan", "threads", "memory", "transport", "layer", "commit.h"},
     "src/io": {"dsacore", "format", "memory", "io"},
     # The driver also reruns single stages, and measures the operation that floors are counted with.

@@ -48,7 +48,7 @@ void draw_legend(Svg& svg, const BenchPoint& point) {
   for (size_t s = 0; s < point.stages.size(); ++s) {
     svg.rect(x, 88, 14, 14, colour_of(s));
     svg.text(x + 20, 100, point.stages[s].name, {.size = 14});
-    x += 34 + 8.2 * double(point.stages[s].name.size()) + 14;
+    x += 52 + 7.3 * double(point.stages[s].name.size());
   }
   const Svg::Stroke outline{"#555555", 1, ""};
   svg.rect(x, 88, 14, 14, "#999999", 0.28, &outline);
@@ -68,10 +68,19 @@ void draw_stack(Svg& svg, const BenchPoint& point, double x, double width, doubl
   }
 }
 
+/// What 100 % is drawn as: the whole height, or less where a floor is higher than its time (work that stays in the
+/// caches).
+double highest_share(const BenchPlot& plot) {
+  double highest = 1;
+  for (const BenchPoint& point : plot.points) highest = std::max(highest, point.floor / point.layer.median());
+  return 1.04 * highest;
+}
+
 void draw_stacks(Svg& svg, const BenchPlot& plot) {
   svg.text(kStacks.left, kStacks.top - 22, "Where the time goes: share of the median step", {.size = 15, .bold = true});
-  const double most = 1.08;  // so that floors above the time, of work that stays in the caches, still show
-  for (int percent = 0; percent <= 100; percent += 20) {
+  const double most = highest_share(plot);
+  const int grid = most < 1.7 ? 20 : most < 4 ? 50 : 100 * int(std::ceil(most / 8));
+  for (int percent = 0; percent / 100.0 <= most; percent += grid) {
     const double y = kStacks.bottom - percent / 100.0 / most * kStacks.height();
     svg.line({kStacks.left, y}, {kStacks.right, y}, {kGrid, 1, ""});
     svg.text(kStacks.left - 8, y + 4.5, fmt::format("{} %", percent), {.size = 13, .anchor = "end", .colour = kSoft});
@@ -79,17 +88,15 @@ void draw_stacks(Svg& svg, const BenchPlot& plot) {
   const double slot = kStacks.width() / double(plot.points.size()), bar = std::min(46.0, slot * 0.34);
   for (size_t i = 0; i < plot.points.size(); ++i) {
     const BenchPoint& point = plot.points[i];
-    double sum = 0;
-    for (const BenchStage& stage : point.stages) sum += stage.median();
     const double middle = kStacks.left + (double(i) + .5) * slot,
-                 per_second = kStacks.height() / most / std::max(sum, point.floor);
+                 per_second = kStacks.height() / most / point.layer.median();
     draw_stack(svg, point, middle - bar - 2, bar, per_second, false, [](const BenchStage& s) { return s.median(); });
     draw_stack(svg, point, middle + 2, bar, per_second, true,
                [&](const BenchStage& s) { return floor_seconds(s.work, plot.peaks); });
     svg.text(middle, kStacks.bottom + 22, point.context, {.size = 13.5, .anchor = "middle"});
     svg.text(middle, kStacks.bottom + 40, seconds_text(point.layer.median()),
              {.size = 13.5, .anchor = "middle", .bold = true});
-    svg.text(middle, kStacks.bottom + 57, fmt::format("{:.0f} % is floor", 100 * point.floor / point.layer.median()),
+    svg.text(middle, kStacks.bottom + 57, fmt::format("floor {:.0f} %", 100 * point.floor / point.layer.median()),
              {.size = 12.5, .anchor = "middle", .colour = kSoft});
   }
   svg.line({kStacks.left, kStacks.bottom}, {kStacks.right, kStacks.bottom}, {kInk, 1.2, ""});

@@ -19,16 +19,19 @@ inline void require(bool held, const char* what) {
   std::abort();
 }
 
-/// An input without its last four bytes, and as many zero bytes behind it as those say (up to 2 MiB): weights and
-/// caches are large and their contents do not matter, so a few hundred bytes are enough for a whole file.
+/// An input without its last four bytes, which say what stands for the rest of a file: the low 31 bits how many zero
+/// bytes follow (up to 2 MiB: weights and caches are large and their contents do not matter), the highest bit that all
+/// of the input is header, so that a change within it need not hit its length as well.
 inline std::vector<std::byte> file_of(const uint8_t* data, size_t size) {
-  uint32_t zeros = 0;
-  if (size >= sizeof(zeros)) {
-    size -= sizeof(zeros);
-    std::memcpy(&zeros, data + size, sizeof(zeros));
+  uint32_t rest = 0;
+  if (size >= sizeof(rest)) {
+    size -= sizeof(rest);
+    std::memcpy(&rest, data + size, sizeof(rest));
   }
-  std::vector<std::byte> bytes(size + zeros % ((2u << 20) + 1));
+  std::vector<std::byte> bytes(size + (rest & 0x7FFFFFFFu) % ((2u << 20) + 1));
   if (size > 0) std::memcpy(bytes.data(), data, size);
+  const uint64_t header = size - sizeof(header);
+  if (rest >> 31 != 0 && size > sizeof(header)) std::memcpy(bytes.data(), &header, sizeof(header));
   return bytes;
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the seeds of the file fuzzers from real files: python make_corpus.py CASES_FOLDER
 
-A seed is a file's header and, instead of its data, the number of zero bytes that stand for it (see fuzz_support.h).
+A seed is a file's header and four bytes that stand for its data (see fuzz_support.h).
 """
 import pathlib
 import sys
@@ -18,7 +18,7 @@ def main(cases):
                 continue
             data = path.read_bytes()
             end = 8 + int.from_bytes(data[:8], "little")
-            (folder / case.name).write_bytes(data[:end] + (len(data) - end).to_bytes(4, "little"))
+            (folder / case.name).write_bytes(data[:end] + (len(data) - end | 1 << 31).to_bytes(4, "little"))
 
 
 main(sys.argv[1])

@@ -1,8 +1,9 @@
-// Times of the cpu backend's indexer by target, index format, rows and context, with topk 2048 and 32 index heads. Index pages
-// are scattered over a cache so large that every iteration reads from memory; the cache lies in huge pages where the system has them. DSACORE_THREADS sets the threads (default: all).
+// Times of the cpu backend's indexer by target, index format, rows and context, with topk 2048 and 32 index heads.
+// Index pages are scattered over a cache so large that every iteration reads from memory; the cache lies in huge pages
+// where the system has them. DSACORE_THREADS sets the threads (default: all).
 //
-// Counters: ns_per_key (and row), GB/s of the index cache, GFLOP/s of the dot products. What bounds a target shows in which of the two
-// stands still: the memory's bandwidth, or the arithmetic of its dot product.
+// Counters: ns_per_key (and row), GB/s of the index cache, GFLOP/s of the dot products. What bounds a target shows in
+// which of the two stands still: the memory's bandwidth, or the arithmetic of its dot product.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -88,7 +89,8 @@ void indexer(benchmark::State& state, const Backend& backend, IndexFormat format
   std::shuffle(order.begin(), order.end(), random);
   const int64_t width = pages_of(context, kIndexPage);
   const std::vector<int32_t> lengths(static_cast<size_t>(rows), int32_t(context));
-  std::vector<int32_t> table(size_t(rows) * size_t(width)), tokens(size_t(rows) * kTopk), physical(size_t(rows) * kTopk);
+  std::vector<int32_t> table(size_t(rows) * size_t(width)), tokens(size_t(rows) * kTopk),
+      physical(size_t(rows) * kTopk);
   std::vector<int32_t> valid(static_cast<size_t>(rows));
   const IndexerArgs args{.model = &model,
                          .q = 1,
@@ -138,7 +140,9 @@ void register_all() {
       for (const Shape shape : {Shape{1, 8192}, {1, 32768}, {1, 131072}, {1, 1048576}, {8, 32768}}) {
         const std::string name = "indexer/" + std::string(target) + (format == IndexFormat::kFp8 ? "/fp8" : "/mxfp4") +
                                  "/B:" + std::to_string(shape.rows) + "/context:" + std::to_string(shape.context);
-        const auto run = [=](benchmark::State& state) { indexer(state, *cpu_backend(target), format, shape.rows, shape.context); };
+        const auto run = [=](benchmark::State& state) {
+          indexer(state, *cpu_backend(target), format, shape.rows, shape.context);
+        };
         benchmark::RegisterBenchmark(name.c_str(), run)->UseManualTime()->Unit(benchmark::kMicrosecond);
       }
     }

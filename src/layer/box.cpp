@@ -84,6 +84,7 @@ std::string fault_text(const AbortRecord& record, std::chrono::milliseconds dead
     case Fault::kOtherRows: return "runs other rows than rank 0";
     case Fault::kOtherShape: return "runs another q or partial format than rank 0";
     case Fault::kOtherLengths: return "runs other seq_lens than rank 0";
+    case Fault::kGaveUp: return "gave up after the exchange of " + what;
   }
   return "lost";
 }
@@ -239,6 +240,13 @@ Status Box::Impl::abort(Fault fault, int lost) {
   const uint32_t word = record.word();
   for (int to = 0; to < ranks_; ++to) transport_->put(to, MailboxLayout::abort_record(), {&word, 1});
   return die(record);
+}
+
+void Box::Impl::give_up() noexcept {
+  try {
+    static_cast<void>(abort(Fault::kGaveUp, rank_));
+  } catch (...) {  // no memory for the text: the record is in every window, this rank's too
+  }
 }
 
 Status Box::Impl::die(const AbortRecord& record) {

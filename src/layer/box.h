@@ -33,7 +33,7 @@ struct RunAgreement {
 
 /// Why a box is dead, as one word that travels to every rank.
 struct AbortRecord {
-  enum class Fault : uint8_t { kSilent, kLeft, kOtherRun, kOtherRows, kOtherShape, kOtherLengths };
+  enum class Fault : uint8_t { kSilent, kLeft, kOtherRun, kOtherRows, kOtherShape, kOtherLengths, kGaveUp };
 
   Fault fault;
   Exchange exchange;
@@ -85,6 +85,9 @@ class Box::Impl {
   /// Waits for the words that every rank published, moves them to `mail(from, i)` and arms the mailboxes again.
   Status collect(Exchange exchange, int64_t count, Threads& threads,
                  FunctionRef<IncomingMail(int from, int64_t i)> mail);
+
+  /// Ends the box on every rank: this one cannot finish the run that it began.
+  void give_up() noexcept;
 
   /// For tests: asked as a publication of `words` words begins (over all ranks); after so many this rank stops for
   /// good, as if its process had ended.

@@ -8,7 +8,7 @@
 namespace dsacore {
 namespace {
 
-constexpr int64_t kTaskWords = 16384;             ///< of one task: 64 KB
+constexpr int64_t kTaskWords = 8192;              ///< of one task: 32 KB
 constexpr int64_t kSpreadWords = 4 * kTaskWords;  ///< below, threads would cost more than they save
 constexpr size_t kStageWords = 1024;              ///< words that are made sendable at a time
 

@@ -28,6 +28,10 @@ WorkHeartbeat::~WorkHeartbeat() { threads_.set_progress(nullptr, nullptr); }
 BoxRun::BoxRun(Box::Impl& box, Threads& threads, const DcpShape& shape)
     : box_(box), threads_(threads), heartbeat_(box, threads), shape_(shape) {}
 
+BoxRun::~BoxRun() {
+  if (to_collect_ > 0) box_.give_up();
+}
+
 // ---- query ----
 
 Status BoxRun::publish_query(const QueryRows& mine) {
@@ -39,6 +43,7 @@ Status BoxRun::publish_query(const QueryRows& mine) {
   }
   if (Status s = box_.begin({shape_.rows, shape_.q, shape_.partial_width, digest_of(shape_.seq_lens)}); !s.ok())
     return s;
+  to_collect_ = 3;
   return box_.publish(Exchange::kQuery, shape_.rows, threads_, [&](int, int64_t row) -> OutgoingMail {
     return {layout.query_format(), layout.query(box_.buffer(), row, box_.rank()), mine.at(row, 0),
             layout.query_words()};
@@ -47,6 +52,7 @@ Status BoxRun::publish_query(const QueryRows& mine) {
 
 Status BoxRun::collect_query(const QueryRows& all) {
   const MailboxLayout& layout = box_.layout();
+  --to_collect_;
   return box_.collect(Exchange::kQuery, shape_.rows, threads_, [&](int from, int64_t row) -> IncomingMail {
     return {layout.query_format(), layout.query(box_.buffer(), row, from), all.at(row, from * layout.sizes().heads),
             layout.query_words()};
@@ -82,6 +88,7 @@ Status BoxRun::publish_candidates(View<const Candidate, 2> mine) {
 }
 
 Status BoxRun::collect_candidates(View<Candidate, 3> all) {
+  --to_collect_;
   if (!candidates_travel()) return {};
   const MailboxLayout& layout = box_.layout();
   Status status =
@@ -121,6 +128,7 @@ Status BoxRun::publish_partials(View<const BFloat16, 3> mine, View<const float, 
 }
 
 Status BoxRun::collect_partials(View<BFloat16, 4> all, View<float, 3> lse) {
+  --to_collect_;
   if (shape_.rows == 0) return {};
   const MailboxLayout& layout = box_.layout();
   const int width = shape_.partial_width;

@@ -39,11 +39,17 @@ struct DcpShape {
 /// also one without rows: that keeps the two buffers of the mailboxes apart (format/mailbox.h). Publishing never waits,
 /// so work may be done between publishing and collecting.
 ///
+/// A run that was begun must collect everything: otherwise words stay behind in the mailboxes, so the box ends on all
+/// ranks.
+///
 /// Each function returns `kPeerLost` where a peer is lost, runs something else, or gave up; so does everything after
 /// it.
 class BoxRun {
  public:
   BoxRun(Box::Impl& box, Threads& threads, const DcpShape& shape);
+  ~BoxRun();
+  BoxRun(const BoxRun&) = delete;
+  BoxRun& operator=(const BoxRun&) = delete;
 
   /// Begins the run. `mine` are the query rows [rows, H, 576] of this rank's heads.
   Status publish_query(const QueryRows& mine);
@@ -68,6 +74,7 @@ class BoxRun {
   Threads& threads_;
   WorkHeartbeat heartbeat_;
   DcpShape shape_;
+  int to_collect_ = 0;  ///< tensors that this run still has to collect
 };
 
 /// Collective, at prepare: every rank's `mine` (of one size) to all ranks, in rank order: `all` has D times the size.

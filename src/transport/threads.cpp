@@ -4,7 +4,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,21 +11,11 @@
 #include "dsacore/box.h"
 #include "dsacore/problem.h"
 #include "dsacore/status.h"
+#include "memory/aligned_bytes.h"
 #include "transport/transport.h"
 
 namespace dsacore {
 namespace {
-
-constexpr std::align_val_t kAlign{64};
-
-struct FreeAligned {
-  void operator()(uint32_t* p) const { ::operator delete(p, kAlign); }
-};
-
-struct Window {
-  std::unique_ptr<uint32_t, FreeAligned> data;
-  int64_t words = 0;
-};
 
 /// What the ends share. `windows` is written under the mutex and constant once every rank has come.
 struct Hub {
@@ -34,7 +23,7 @@ struct Hub {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<Window> windows;
+  std::vector<AlignedBytes> windows;
   int came = 0;
   std::string missing;  ///< once a rank gave up waiting: whom it missed
 };
@@ -43,7 +32,7 @@ std::string missing_ranks(const Hub& hub) {
   std::string text = hub.came + 1 == int(hub.windows.size()) ? "rank" : "ranks";
   const char* separator = " ";
   for (size_t rank = 0; rank < hub.windows.size(); ++rank) {
-    if (hub.windows[rank].data != nullptr) continue;
+    if (hub.windows[rank].data() != nullptr) continue;
     text += separator + std::to_string(rank);
     separator = ", ";
   }
@@ -59,12 +48,11 @@ class ThreadTransport final : public Transport {
 
   void open(int64_t bytes, std::chrono::milliseconds deadline) override {
     if (bytes <= 0 || bytes % 64 != 0) refuse("window bytes", std::to_string(bytes), "a positive multiple of 64");
-    Window window{std::unique_ptr<uint32_t, FreeAligned>(static_cast<uint32_t*>(::operator new(size_t(bytes), kAlign))),
-                  bytes / 4};
-    std::memset(window.data.get(), 0xFF, size_t(bytes));
+    AlignedBytes window(bytes, "DCP window");
+    std::memset(window.data(), 0xFF, size_t(bytes));
 
     std::unique_lock lock(hub_->mutex);
-    if (own().data != nullptr) refuse("transport", "opened before", "make new ones for a new box");
+    if (own().data() != nullptr) refuse("transport", "opened before", "make new ones for a new box");
     if (hub_->missing.empty()) {
       own() = std::move(window);
       ++hub_->came;
@@ -82,10 +70,10 @@ class ThreadTransport final : public Transport {
     }
   }
 
-  std::span<uint32_t> window() override { return {own().data.get(), size_t(own().words)}; }
+  std::span<uint32_t> window() override { return {words_of(own()), size_t(own().size() / 4)}; }
 
   void put(int to, int64_t word_offset, std::span<const uint32_t> words) override {
-    store_words(hub_->windows[size_t(to)].data.get() + word_offset, words);
+    store_words(words_of(hub_->windows[size_t(to)]) + word_offset, words);
   }
 
   void yield() override { std::this_thread::yield(); }
@@ -94,7 +82,8 @@ class ThreadTransport final : public Transport {
   [[noreturn]] static void refuse(std::string argument, std::string value, std::string allowed) {
     throw Exception({ErrorCode::kRefused, std::move(argument), std::move(value), std::move(allowed)});
   }
-  Window& own() { return hub_->windows[size_t(rank_)]; }
+  static uint32_t* words_of(const AlignedBytes& window) { return reinterpret_cast<uint32_t*>(window.data()); }
+  AlignedBytes& own() { return hub_->windows[size_t(rank_)]; }
 
   std::shared_ptr<Hub> hub_;
   int rank_;
@@ -108,6 +97,7 @@ std::vector<std::shared_ptr<Transport>> make_thread_transports(int size) {
   }
   const auto hub = std::make_shared<Hub>(size);
   std::vector<std::shared_ptr<Transport>> ends;
+  ends.reserve(size_t(size));
   for (int rank = 0; rank < size; ++rank) ends.push_back(std::make_shared<ThreadTransport>(hub, rank));
   return ends;
 }

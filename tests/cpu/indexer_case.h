@@ -1,5 +1,6 @@
-// Cases and judgement for the tests of the cpu backend's indexer and candidate merge: requests whose index keys are kept apart from
-// any cache, so that the same keys can be laid out in other pages and on other ranks; scores in FP64; spec 9's bound.
+// Cases and judgement for the tests of the cpu backend's indexer and candidate merge: requests whose index keys are
+// kept apart from any cache, so that the same keys can be laid out in other pages and on other ranks; scores in FP64;
+// spec 9's bound.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,13 +25,13 @@
 namespace dsacore::test {
 
 enum class KeyKind {
-  kNormal,    ///< normal, encoded as the index projection does
-  kBytes,     ///< any code but NaN, scales over many binades, for `fp8` no powers of two
-  kTies,      ///< seven different keys
-  kNear,      ///< one key, at most one code off
-  kEqual,     ///< one key
+  kNormal,  ///< normal, encoded as the index projection does
+  kBytes,   ///< any code but NaN, scales over many binades, for `fp8` no powers of two
+  kTies,    ///< seven different keys
+  kNear,    ///< one key, at most one code off
+  kEqual,   ///< one key
   kZero,
-  kSomeNan,   ///< a third of the keys hold a NaN, in a code or in a scale
+  kSomeNan,  ///< a third of the keys hold a NaN, in a code or in a scale
   kAllNan,
   kNegative,  ///< no positive dot product, and zeros of both signs
   kRising,    ///< scores mostly rise with the token id
@@ -100,7 +101,9 @@ class IndexerCase {
 
   int requests() const { return int(options.lengths.size()); }
   int rows() const { return requests() * options.q; }
-  int64_t seen(int row) const { return keys_seen(options.lengths[size_t(row / options.q)], options.q, row % options.q); }
+  int64_t seen(int row) const {
+    return keys_seen(options.lengths[size_t(row / options.q)], options.q, row % options.q);
+  }
   int64_t row_bytes() const { return dsacore::row_bytes(options.format); }
   int64_t value_bytes() const {
     return with_layout(options.format, [](auto layout) { return layout.kValueBytes; });
@@ -125,8 +128,10 @@ class IndexerCase {
     for (int t = 0; t < length; ++t) {
       std::byte* key = all.data() + t * row_bytes();
       make_key(t, page.data(), key);
-      if (options.kind == KeyKind::kTies && t >= 7) std::memcpy(key, all.data() + int64_t(random_() % 7) * row_bytes(), prototype.size());
-      if (options.kind == KeyKind::kEqual || options.kind == KeyKind::kNear) std::memcpy(key, all.data(), prototype.size());
+      if (options.kind == KeyKind::kTies && t >= 7)
+        std::memcpy(key, all.data() + int64_t(random_() % 7) * row_bytes(), prototype.size());
+      if (options.kind == KeyKind::kEqual || options.kind == KeyKind::kNear)
+        std::memcpy(key, all.data(), prototype.size());
       if (options.kind == KeyKind::kNear && t > 0) key[random_() % uint64_t(value_bytes())] ^= std::byte(1);
       if (options.kind == KeyKind::kAllNan || (options.kind == KeyKind::kSomeNan && random_() % 3 == 0)) spoil(key);
     }
@@ -141,7 +146,8 @@ class IndexerCase {
       x = options.kind == KeyKind::kZero ? 0.0f : to_float(to_bf16(normal(random_) * size));
       if (options.kind == KeyKind::kNegative) x = random_() % 4 == 0 ? 0.0f : -std::abs(x);
     }
-    if (options.kind == KeyKind::kNegative && random_() % 2 == 0) std::fill_n(values, kIndexDim, random_() % 2 == 0 ? 0.0f : -0.0f);
+    if (options.kind == KeyKind::kNegative && random_() % 2 == 0)
+      std::fill_n(values, kIndexDim, random_() % 2 == 0 ? 0.0f : -0.0f);
     encode_index(options.format, values, 0, page);
     std::memcpy(key, page, size_t(value_bytes()));
     const int64_t scales_at = kIndexPage * value_bytes();
@@ -215,7 +221,8 @@ inline Placed place(const IndexerCase& c, const Layout& layout) {
       const std::byte* key = c.keys[size_t(r)].data() + int64_t(global_of(layout.shard, local).value()) * c.row_bytes();
       const int64_t scale_bytes = c.row_bytes() - c.value_bytes();
       std::memcpy(page + at.offset * c.value_bytes(), key, size_t(c.value_bytes()));
-      std::memcpy(page + kIndexPage * c.value_bytes() + at.offset * scale_bytes, key + c.value_bytes(), size_t(scale_bytes));
+      std::memcpy(page + kIndexPage * c.value_bytes() + at.offset * scale_bytes, key + c.value_bytes(),
+                  size_t(scale_bytes));
     }
   }
   return placed;
@@ -242,12 +249,14 @@ class Scratch {
 inline ShapeKey shape_of(const IndexerCase& c, const RankShard& shard) {
   int64_t longest = 1;
   for (const int length : c.options.lengths) longest = std::max(longest, local_count(shard, length));
-  return {c.model.sizes, KvFormat::kFp8DsMla, c.options.format, c.options.topk, c.rows(), c.options.q, shard.ranks, longest};
+  return {c.model.sizes, KvFormat::kFp8DsMla, c.options.format, c.options.topk,
+          c.rows(),      c.options.q,         shard.ranks,      longest};
 }
 
 /// Runs a stage's first kernel in exactly the scratch that it asks for.
 template <class Args>
-void run_kernel(const Backend& backend, std::span<const Kernel<Args>> kernels, const ShapeKey& shape, const Args& args, int thread_count) {
+void run_kernel(const Backend& backend, std::span<const Kernel<Args>> kernels, const ShapeKey& shape, const Args& args,
+                int thread_count) {
   ASSERT_FALSE(kernels.empty());
   ASSERT_TRUE(kernels[0].accepts(shape).ok);
   Threads threads(thread_count);
@@ -268,7 +277,8 @@ inline IndexerArgs args_of(const IndexerCase& c, const Placed& placed, Selected&
   } else {
     out.candidates.assign(count, {0xAAAAAAAAu, kPoisoned});
   }
-  const IndexCache cache{const_cast<std::byte*>(placed.bytes.data()), c.options.format, placed.pages, int(c.row_bytes())};
+  const IndexCache cache{const_cast<std::byte*>(placed.bytes.data()), c.options.format, placed.pages,
+                         int(c.row_bytes())};
   IndexerArgs args{.model = &c.model,
                    .q = c.options.q,
                    .shard = placed.layout.shard,
@@ -353,9 +363,11 @@ inline double score_of_key(uint32_t key) {
 
 constexpr double kScoreBound = 1e-5;
 
-/// Judges the tokens of a row as the oracle's check.py does: an exchanged token's score lies within 1e-5 of the threshold, relative to
-/// the larger of it and the token's magnitudes; of tokens with equal bytes the earlier ones are selected.
-inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std::span<const int32_t> got, const std::vector<Score>& scores) {
+/// Judges the tokens of a row as the oracle's check.py does: an exchanged token's score lies within 1e-5 of the
+/// threshold, relative to the larger of it and the token's magnitudes; of tokens with equal bytes the earlier ones are
+/// selected.
+inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std::span<const int32_t> got,
+                                             const std::vector<Score>& scores) {
   const int64_t n = c.seen(row), valid = std::min<int64_t>(n, c.options.topk);
   const auto fail = [&] { return testing::AssertionFailure() << "row " << row << ", n " << n << ": "; };
   for (int64_t i = 0; i < int64_t(got.size()); ++i) {
@@ -367,9 +379,12 @@ inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std:
   if (n <= valid) return testing::AssertionSuccess();
   std::vector<int32_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
-  const auto value = [&](int32_t t) { return std::isnan(scores[size_t(t)].value) ? -INFINITY : scores[size_t(t)].value; };
+  const auto value = [&](int32_t t) {
+    return std::isnan(scores[size_t(t)].value) ? -INFINITY : scores[size_t(t)].value;
+  };
   const auto nan = [&](int32_t t) { return std::isnan(scores[size_t(t)].value); };
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return nan(a) != nan(b) ? nan(b) : value(a) > value(b); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return nan(a) != nan(b) ? nan(b) : value(a) > value(b); });
   const double threshold = value(order[size_t(valid - 1)]);
   std::vector<bool> best(static_cast<size_t>(n)), taken(static_cast<size_t>(n));
   for (int64_t i = 0; i < valid; ++i) best[size_t(order[size_t(i)])] = taken[size_t(got[size_t(i)])] = true;
@@ -377,15 +392,20 @@ inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std:
     if (best[size_t(t)] == taken[size_t(t)]) continue;
     const double distance = std::abs(value(t) - threshold);
     if (value(t) != threshold && !(distance <= kScoreBound * std::max(std::abs(threshold), scores[size_t(t)].size))) {
-      return fail() << "token " << t << " is " << (taken[size_t(t)] ? "" : "not ") << "selected: score " << scores[size_t(t)].value
-                    << ", threshold " << threshold << ", magnitudes " << scores[size_t(t)].size;
+      return fail() << "token " << t << " is " << (taken[size_t(t)] ? "" : "not ") << "selected: score "
+                    << scores[size_t(t)].value << ", threshold " << threshold << ", magnitudes "
+                    << scores[size_t(t)].size;
     }
   }
-  // Ties: by their bytes, or by having no term at all. A selected token must not follow an equal one that is not selected.
+  // Ties: by their bytes, or by having no term at all. A selected token must not follow an equal one that is not
+  // selected.
   std::vector<std::pair<std::string, int32_t>> by_bytes;
   for (int32_t t = 0; t < n; ++t) {
     const auto* key = reinterpret_cast<const char*>(c.keys[size_t(row / c.options.q)].data() + t * c.row_bytes());
-    by_bytes.emplace_back(scores[size_t(t)].size == 0 ? "" : nan(t) ? "nan" : std::string(key, size_t(c.row_bytes())), t);
+    by_bytes.emplace_back(scores[size_t(t)].size == 0 ? ""
+                          : nan(t)                    ? "nan"
+                                                      : std::string(key, size_t(c.row_bytes())),
+                          t);
   }
   std::sort(by_bytes.begin(), by_bytes.end());
   for (size_t i = 1; i < by_bytes.size(); ++i) {
@@ -398,22 +418,26 @@ inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std:
 }
 
 /// Judges everything that a run at D = 1 wrote. `scores[row]` as scores_of; only read where n > topk.
-inline testing::AssertionResult judge(const IndexerCase& c, const Placed& placed, const Selected& got, const std::vector<std::vector<Score>>& scores) {
+inline testing::AssertionResult judge(const IndexerCase& c, const Placed& placed, const Selected& got,
+                                      const std::vector<std::vector<Score>>& scores) {
   const int topk = c.options.topk;
   for (int row = 0; row < c.rows(); ++row) {
     const int64_t n = c.seen(row), valid = std::min<int64_t>(n, topk);
     if (got.valid[size_t(row)] != valid) {
-      return testing::AssertionFailure() << "row " << row << ": valid " << got.valid[size_t(row)] << ", must be " << valid;
+      return testing::AssertionFailure() << "row " << row << ": valid " << got.valid[size_t(row)] << ", must be "
+                                         << valid;
     }
     const std::span<const int32_t> tokens(got.tokens.data() + row * topk, size_t(topk));
     if (auto result = judge_tokens(c, row, tokens, scores[size_t(row)]); !result) return result;
     const int32_t* table = placed.block_table.data() + row / c.options.q * placed.width;
     for (int i = 0; i < topk; ++i) {
       const int32_t token = tokens[size_t(i)];
-      const int64_t want = i >= valid ? -1 : table[token / placed.layout.page] * placed.layout.stride_rows + token % placed.layout.page;
+      const int64_t want =
+          i >= valid ? -1 : table[token / placed.layout.page] * placed.layout.stride_rows + token % placed.layout.page;
       if (got.rows[size_t(row * topk + i)] != want) {
-        return testing::AssertionFailure() << "topk_rows[" << row << "][" << i << "] = " << got.rows[size_t(row * topk + i)]
-                                           << ", must be " << want << " (token " << token << ")";
+        return testing::AssertionFailure()
+               << "topk_rows[" << row << "][" << i << "] = " << got.rows[size_t(row * topk + i)] << ", must be " << want
+               << " (token " << token << ")";
       }
     }
   }

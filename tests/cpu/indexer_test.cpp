@@ -10,8 +10,8 @@ constexpr IndexFormat kFormats[] = {IndexFormat::kFp8, IndexFormat::kMxfp4};
 
 std::string text_of(const IndexerOptions& o) {
   std::ostringstream text;
-  text << (o.format == IndexFormat::kFp8 ? "fp8" : "mxfp4") << ", heads " << o.heads << ", q " << o.q << ", topk " << o.topk
-       << ", kind " << int(o.kind);
+  text << (o.format == IndexFormat::kFp8 ? "fp8" : "mxfp4") << ", heads " << o.heads << ", q " << o.q << ", topk "
+       << o.topk << ", kind " << int(o.kind);
   return text.str();
 }
 
@@ -35,7 +35,11 @@ INSTANTIATE_TEST_SUITE_P(Indexer, EveryFormat, testing::ValuesIn(kFormats),
 TEST_P(EveryFormat, SelectsForAllHeadsAndQueryLengths) {
   for (const int heads : {8, 9, 32, 64}) {
     for (const int q : {1, 2, 3, 4, 8}) {
-      check({.format = GetParam(), .heads = heads, .q = q, .topk = 16, .lengths = {1, 15, 16, 17, 63, 64, 65, 300, 1024, 1100}});
+      check({.format = GetParam(),
+             .heads = heads,
+             .q = q,
+             .topk = 16,
+             .lengths = {1, 15, 16, 17, 63, 64, 65, 300, 1024, 1100}});
     }
   }
 }
@@ -61,8 +65,8 @@ TEST_P(EveryFormat, SeesFewerKeysInEarlierRows) {
 }
 
 TEST_P(EveryFormat, SelectsFromAllKindsOfKeys) {
-  for (const KeyKind kind : {KeyKind::kBytes, KeyKind::kTies, KeyKind::kNear, KeyKind::kEqual, KeyKind::kZero, KeyKind::kSomeNan,
-                             KeyKind::kAllNan, KeyKind::kNegative, KeyKind::kRising}) {
+  for (const KeyKind kind : {KeyKind::kBytes, KeyKind::kTies, KeyKind::kNear, KeyKind::kEqual, KeyKind::kZero,
+                             KeyKind::kSomeNan, KeyKind::kAllNan, KeyKind::kNegative, KeyKind::kRising}) {
     for (const int topk : {1, 100, 2048}) {
       check({.format = GetParam(), .topk = topk, .lengths = {2 * topk + 77, 20 * topk + 5}, .kind = kind});
     }
@@ -100,16 +104,18 @@ TEST_P(EveryFormat, NanQueryHarmsItsRowAlone) {
     for (int row = 0; row < c.rows(); ++row) {
       for (int i = 0; i < options.topk; ++i) {
         const size_t at = size_t(row * options.topk + i);
-        ASSERT_EQ(got.tokens[at], row == 2 || row == 5 ? i : clean.tokens[at]) << target << " [" << row << "][" << i << "]";
+        ASSERT_EQ(got.tokens[at], row == 2 || row == 5 ? i : clean.tokens[at])
+            << target << " [" << row << "][" << i << "]";
       }
     }
   }
 }
 
 TEST_P(EveryFormat, AddressesEveryLayout) {
-  for (const Layout& layout : {Layout{.page = 64, .stride_rows = 64, .index_table = true}, Layout{.page = 64, .stride_rows = 200},
-                               Layout{.page = 192, .stride_rows = 192}, Layout{.page = 192, .stride_rows = 193, .index_table = true},
-                               Layout{.page = 2048, .stride_rows = 2048}, Layout{.page = 2048, .stride_rows = 5000, .index_table = true}}) {
+  for (const Layout& layout :
+       {Layout{.page = 64, .stride_rows = 64, .index_table = true}, Layout{.page = 64, .stride_rows = 200},
+        Layout{.page = 192, .stride_rows = 192}, Layout{.page = 192, .stride_rows = 193, .index_table = true},
+        Layout{.page = 2048, .stride_rows = 2048}, Layout{.page = 2048, .stride_rows = 5000, .index_table = true}}) {
     SCOPED_TRACE("page " + std::to_string(layout.page) + ", stride_rows " + std::to_string(layout.stride_rows));
     check({.format = GetParam(), .q = 2, .topk = 128, .lengths = {100, 2047, 2050, 5000}}, layout);
   }
@@ -135,15 +141,17 @@ TEST_P(EveryFormat, ScoresAreWithinTheBound) {
           for (int64_t i = 0; i < 300; ++i) {
             const Candidate& candidate = got.candidates[size_t(row * 300 + i)];
             if (i >= held) {
-              ASSERT_TRUE(candidate.key == 0 && candidate.token == INT32_MAX) << target << " [" << row << "][" << i << "]";
+              ASSERT_TRUE(candidate.key == 0 && candidate.token == INT32_MAX)
+                  << target << " [" << row << "][" << i << "]";
               continue;
             }
             ASSERT_EQ(candidate.token, 8 * i) << target << " [" << row << "][" << i << "]";
             const Score& want = scores[size_t(candidate.token)];
             const double score = score_of_key(candidate.key);
-            ASSERT_TRUE(std::isnan(want.value) ? std::isnan(score) : std::abs(score - want.value) <= kScoreBound * want.size)
-                << target << ", heads " << heads << ", kind " << int(kind) << ", token " << candidate.token << ": " << score << ", must be "
-                << want.value << " +- 1e-5 * " << want.size;
+            ASSERT_TRUE(std::isnan(want.value) ? std::isnan(score)
+                                               : std::abs(score - want.value) <= kScoreBound * want.size)
+                << target << ", heads " << heads << ", kind " << int(kind) << ", token " << candidate.token << ": "
+                << score << ", must be " << want.value << " +- 1e-5 * " << want.size;
           }
         }
       }
@@ -159,7 +167,9 @@ TEST_P(EveryFormat, PagesMayLieAnywhere) {
       const Selected first = run_indexer(backend, c, place(c, {.shard = kAllTokens, .seed = 1}));
       for (uint64_t seed = 2; seed < 5; ++seed) {
         EXPECT_TRUE(first == run_indexer(backend, c, place(c, {.shard = kAllTokens, .seed = seed}))) << target;
-        EXPECT_TRUE(first == run_indexer(backend, c, place(c, {.page = 256, .stride_rows = 256, .shard = kAllTokens, .seed = seed})))
+        EXPECT_TRUE(
+            first ==
+            run_indexer(backend, c, place(c, {.page = 256, .stride_rows = 256, .shard = kAllTokens, .seed = seed})))
             << target;
       }
     }
@@ -179,7 +189,8 @@ TEST_P(EveryFormat, EqualBytesHaveEqualKeysAtEveryPosition) {
 }
 
 TEST_P(EveryFormat, AnyThreadCountGivesTheSameBits) {
-  const IndexerCase c({.format = GetParam(), .q = 2, .topk = 300, .lengths = {9000, 17, 1500, 4099, 301}, .kind = KeyKind::kTies});
+  const IndexerCase c(
+      {.format = GetParam(), .q = 2, .topk = 300, .lengths = {9000, 17, 1500, 4099, 301}, .kind = KeyKind::kTies});
   for (const RankShard& shard : {RankShard{}, kAllTokens}) {
     const Placed placed = place(c, {.shard = shard});
     for (const std::string_view target : cpu_targets()) {
@@ -230,7 +241,8 @@ TEST_P(EveryFormat, WavesOfRequestsGiveTheSameBits) {
     alone.keys = {c.keys[size_t(r)]};
     const std::ptrdiff_t query = std::ptrdiff_t(options.q) * options.heads * kIndexDim;
     alone.queries.assign(c.queries.begin() + r * query, c.queries.begin() + (r + 1) * query);
-    alone.weights.assign(c.weights.begin() + r * options.q * options.heads, c.weights.begin() + (r + 1) * options.q * options.heads);
+    alone.weights.assign(c.weights.begin() + r * options.q * options.heads,
+                         c.weights.begin() + (r + 1) * options.q * options.heads);
     const Selected got = run_indexer(backend, alone, place(alone, {}));
     const std::vector<int32_t> want(all.tokens.begin() + r * 6 * 64, all.tokens.begin() + (r + 1) * 6 * 64);
     EXPECT_EQ(got.tokens, want) << "request " << r << " " << first_difference(got.tokens, want, 64);
@@ -240,7 +252,8 @@ TEST_P(EveryFormat, WavesOfRequestsGiveTheSameBits) {
 // ---- ranks ----
 
 TEST_P(EveryFormat, RanksHoldTheSameKeys) {
-  const IndexerCase c({.format = GetParam(), .q = 2, .topk = 150, .lengths = {1999, 151, 150, 3, 640}, .kind = KeyKind::kTies});
+  const IndexerCase c(
+      {.format = GetParam(), .q = 2, .topk = 150, .lengths = {1999, 151, 150, 3, 640}, .kind = KeyKind::kTies});
   for (const std::string_view target : cpu_targets()) {
     const Backend& backend = *cpu_backend(target);
     // Keys of all tokens, a hundred and fifty at a time: every token of a rank that holds at most topk of them.
@@ -257,9 +270,12 @@ TEST_P(EveryFormat, RanksHoldTheSameKeys) {
             for (int i = 0; i < c.options.topk; ++i) {
               const Candidate& want = whole.candidates[size_t(row * c.options.topk + i)];
               if (!owns(shard, TokenId(want.token))) continue;
-              const auto found = std::find_if(mine, mine + c.options.topk, [&](const Candidate& x) { return x.token == want.token; });
-              ASSERT_NE(found, mine + c.options.topk) << target << ", rank " << rank << ", row " << row << ", token " << want.token;
-              ASSERT_EQ(found->key, want.key) << target << ", rank " << rank << ", row " << row << ", token " << want.token;
+              const auto found =
+                  std::find_if(mine, mine + c.options.topk, [&](const Candidate& x) { return x.token == want.token; });
+              ASSERT_NE(found, mine + c.options.topk)
+                  << target << ", rank " << rank << ", row " << row << ", token " << want.token;
+              ASSERT_EQ(found->key, want.key)
+                  << target << ", rank " << rank << ", row " << row << ", token " << want.token;
             }
           }
         }

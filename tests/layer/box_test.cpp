@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -405,6 +406,25 @@ TEST(Box, ARankThatLeavesIsMissedAtOnceButWhatItSentCounts) {
   EXPECT_LT(Clock::now() - start, 30s);
 }
 
+TEST(Box, ARunThatIsNotFinishedEndsTheBoxOnEveryRankAtOnce) {
+  const auto ends = make_thread_transports(3);
+  const Clock::time_point start = Clock::now();
+  on_ranks(3, [&](int rank) {
+    BoxOptions options = small_options();
+    options.deadline = 60s;
+    Box box(ends[size_t(rank)], options);
+    Worker worker(box, 3);
+    worker.run().or_throw();
+    if (rank != 1) return expect_lost(worker.run(), rank, 1, "gave up after the exchange of query of layer run 2");
+    Worker::Deviation failing;
+    failing.between = [](Exchange) { throw std::bad_alloc(); };
+    EXPECT_THROW(static_cast<void>(worker.run(failing)), std::bad_alloc);
+    // Words of run 2 lie in its mailboxes: it must not run on either.
+    expect_lost(worker.run(), rank, 1, "gave up");
+  });
+  EXPECT_LT(Clock::now() - start, 30s);
+}
+
 // ---- ranks that run something else ----
 
 TEST(Box, RanksThatRunSomethingElseAreNamed) {
@@ -446,8 +466,8 @@ TEST(Box, RefusesMoreRowsThanTheMailboxesHold) {
 
 TEST(AbortRecord, SurvivesItsWord) {
   using Fault = AbortRecord::Fault;
-  for (const Fault fault :
-       {Fault::kSilent, Fault::kLeft, Fault::kOtherRun, Fault::kOtherRows, Fault::kOtherShape, Fault::kOtherLengths}) {
+  for (const Fault fault : {Fault::kSilent, Fault::kLeft, Fault::kOtherRun, Fault::kOtherRows, Fault::kOtherShape,
+                            Fault::kOtherLengths, Fault::kGaveUp}) {
     for (const Exchange exchange :
          {Exchange::kOpen, Exchange::kWeights, Exchange::kQuery, Exchange::kCandidates, Exchange::kPartials}) {
       for (const int64_t run :

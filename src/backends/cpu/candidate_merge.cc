@@ -1,7 +1,7 @@
 // candidate_merge of the cpu backend: step 2 of spec 7 after the exchange.
 //
-// candidates [D, rows, topk], each list ascending by token -> threshold of all keys (select-inl.h) -> what each list keeps -> one list,
-// ascending by token -> topk_tokens; the owned ones -> physical rows
+// candidates [D, rows, topk], each list ascending by token -> threshold of all keys (select-inl.h) -> what each list
+// keeps -> one list, ascending by token -> topk_tokens; the owned ones -> physical rows
 #include <algorithm>
 #include <climits>
 
@@ -21,7 +21,8 @@ namespace dsacore::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-/// Scratch of one worker. A kept token is held with what decides among equal keys: bit 0 is set where its key equals the threshold.
+/// Scratch of one worker. A kept token is held with what decides among equal keys: bit 0 is set where its key equals
+/// the threshold.
 struct MergeBuffers {
   uint32_t* keys;       ///< [D * topk]
   uint32_t* rest;       ///< [D * topk]
@@ -47,10 +48,10 @@ int64_t worker_bytes(int ranks, int topk) {
   return pieces.bytes();
 }
 
-/// Keeps of every rank's list the keys above the threshold and the first `ties` of those equal to it. `ends[d]` is where list `d` ends
-/// in `kept`.
-void keep_lists(const CandidateMergeArgs& args, int64_t row, int topk, const Threshold& threshold, int64_t ties, int64_t* kept,
-                int64_t* ends) {
+/// Keeps of every rank's list the keys above the threshold and the first `ties` of those equal to it. `ends[d]` is
+/// where list `d` ends in `kept`.
+void keep_lists(const CandidateMergeArgs& args, int64_t row, int topk, const Threshold& threshold, int64_t ties,
+                int64_t* kept, int64_t* ends) {
   int64_t count = 0;
   for (int64_t d = 0; d < args.candidates.extent(0); ++d) {
     const Candidate* list = args.candidates.row(d, row);

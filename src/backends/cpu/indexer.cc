@@ -1,9 +1,10 @@
 // indexer of the cpu backend: steps 9 and 10 of spec.md, and at D > 1 the local part of step 2 of spec 7.
 //
-// index cache, index query, head weights -> score keys (scores-inl.h) -> best tokens (select-inl.h) -> tokens, physical rows | candidates
+// index cache, index query, head weights -> score keys (scores-inl.h) -> best tokens (select-inl.h) -> tokens, physical
+// rows | candidates
 //
-// Two parallel regions for a wave of requests, as many as their keys find room in scratch (indexer_layout.h): scores over runs of
-// pages, selection over rows. A step of one short wave, as most are, has no third.
+// Two parallel regions for a wave of requests, as many as their keys find room in scratch (indexer_layout.h): scores
+// over runs of pages, selection over rows. A step of one short wave, as most are, has no third.
 #include <algorithm>
 #include <array>
 #include <climits>
@@ -71,9 +72,7 @@ struct IndexerRun {
   int topk;
 
   /// n of a row (spec 5), and what this rank holds of it.
-  int64_t seen(int64_t request, int position) const {
-    return keys_seen(args.seq_lens(request), args.q, position);
-  }
+  int64_t seen(int64_t request, int position) const { return keys_seen(args.seq_lens(request), args.q, position); }
   int64_t held(int64_t request, int position) const { return local_count(args.shard, seen(request, position)); }
   /// Tokens of a request that are to be scored.
   int64_t scored(int64_t request) const {
@@ -82,44 +81,59 @@ struct IndexerRun {
   }
 };
 
-/// Requests from `first` on whose keys fit into `bytes`; at least one, for which scratch_bytes made room. Returns the end.
-int64_t plan_wave(const IndexerRun& run, int64_t first, std::byte* keys, int64_t bytes) {
+/// Requests that are worked on together.
+struct Wave {
+  const RequestKeys* requests;
+  int64_t count;
+  int64_t task_pages;
+
+  int64_t tasks() const { return requests[count - 1].task_end; }
+};
+
+/// The requests from `first` on whose keys fit into `bytes`; at least one, for which scratch_bytes made room.
+Wave plan_wave(const IndexerRun& run, int64_t first, std::byte* keys, int64_t bytes) {
   const int64_t requests = run.args.seq_lens.extent(0);
-  int64_t tasks = 0, used = 0, r = first;
-  for (; r < requests; ++r) {
-    const int64_t tokens = run.scored(r);
+  RequestKeys* wave = run.scratch.requests;
+  int64_t used = 0, pages = 0, count = 0;
+  for (; first + count < requests; ++count) {
+    const int64_t tokens = run.scored(first + count);
     const int64_t need = key_bytes(run.args.q, tokens);
-    if (r > first && used + need > bytes) break;
+    if (count > 0 && used + need > bytes) break;
     const int64_t pitch = key_pitch(tokens);
-    tasks += (pages_of(tokens, kIndexPage) + kTaskPages - 1) / kTaskPages;
     uint32_t* at = reinterpret_cast<uint32_t*>(keys + used);
-    run.scratch.requests[r - first] = {r, tokens, pitch, tasks, at, at + run.args.q * pitch};
+    wave[count] = {first + count, tokens, pitch, 0, at, at + run.args.q * pitch};
     used += need;
+    pages += pages_of(tokens, kIndexPage);
   }
-  return r;
+  int64_t tasks = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    tasks += (pages_of(wave[i].tokens, kIndexPage) + task_pages(pages) - 1) / task_pages(pages);
+    wave[i].task_end = tasks;
+  }
+  return {wave, count, task_pages(pages)};
 }
 
 /// Scores the pages of one task of a wave.
-void score_task(const IndexerRun& run, int64_t requests, int64_t task, int worker) {
-  const RequestKeys* begin = run.scratch.requests;
-  const RequestKeys* wave = std::upper_bound(begin, begin + requests, task,
-                                             [](int64_t t, const RequestKeys& keys) { return t < keys.task_end; });
-  const int64_t task_begin = wave == begin ? 0 : wave[-1].task_end;
-  const int64_t first = (task - task_begin) * kTaskPages;
-  const int64_t last = std::min(first + kTaskPages, pages_of(wave->tokens, kIndexPage));
+void score_task(const IndexerRun& run, const Wave& wave, int64_t task, int worker) {
+  const RequestKeys* request = std::upper_bound(wave.requests, wave.requests + wave.count, task,
+                                                [](int64_t t, const RequestKeys& keys) { return t < keys.task_end; });
+  const int64_t task_begin = request == wave.requests ? 0 : request[-1].task_end;
+  const int64_t first = (task - task_begin) * wave.task_pages;
+  const int64_t last = std::min(first + wave.task_pages, pages_of(request->tokens, kIndexPage));
   std::array<int64_t, kMaxQ> held;
-  for (int j = 0; j < run.args.q; ++j) held[size_t(j)] = run.held(wave->request, j);
+  for (int j = 0; j < run.args.q; ++j) held[size_t(j)] = run.held(request->request, j);
   const ScoreBuffers buffers = run.scratch.score_buffers(worker);
-  const ScoreTask score{run.args,    run.ops, run.method.panels, *wave, held.data(), first * kUnitsOfPage, last * kUnitsOfPage,
-                        buffers};
-  if (*buffers.request != wave->request) {
+  const ScoreTask score{
+      run.args, run.ops, run.method.panels, *request, held.data(), first * kUnitsOfPage, last * kUnitsOfPage, buffers};
+  if (*buffers.request != request->request) {
     pack_queries(score, run.args.index.format == IndexFormat::kFp8 ? kFp8Order : kMxfp4Order);
-    *buffers.request = wave->request;
+    *buffers.request = request->request;
   }
   run.method.score(score);
   constexpr int kGroups = kIndexPage / kKeyGroup;
   for (int j = 0; j < run.args.q; ++j) {
-    group_maxima(wave->keys_of(j) + first * kIndexPage, (last - first) * kGroups, wave->maxima_of(j) + first * kGroups);
+    group_maxima(request->keys_of(j) + first * kIndexPage, (last - first) * kGroups,
+                 request->maxima_of(j) + first * kGroups);
   }
 }
 
@@ -191,16 +205,14 @@ void run_indexer(const IndexerArgs& args, const Workspace& workspace) {
   const IndexerRun run{args, ops, method, IndexerScratch(base, method.panels, topk, longest, requests), topk};
   const int64_t keys_at = run.scratch.keys_at(threads.count());
   const int64_t key_room = int64_t(workspace.scratch.size()) - keys_at;
-  int64_t end = 0;
-  for (int64_t first = 0; first < requests; first = end) {
-    end = plan_wave(run, first, base + keys_at, key_room);
-    const RequestKeys* wave = run.scratch.requests;
-    const int64_t tasks = wave[end - first - 1].task_end;
+  for (int64_t first = 0; first < requests;) {
+    const Wave wave = plan_wave(run, first, base + keys_at, key_room);
     for (int w = 0; w < threads.count(); ++w) *run.scratch.score_buffers(w).request = -1;
-    threads.for_each(tasks, [&](int64_t task, int worker) { score_task(run, end - first, task, worker); });
-    threads.for_each((end - first) * args.q, [&](int64_t task, int worker) {
-      select_row(run, wave[task / args.q], int(task % args.q), worker);
+    threads.for_each(wave.tasks(), [&](int64_t task, int worker) { score_task(run, wave, task, worker); });
+    threads.for_each(wave.count * args.q, [&](int64_t task, int worker) {
+      select_row(run, wave.requests[task / args.q], int(task % args.q), worker);
     });
+    first += wave.count;
   }
 }
 

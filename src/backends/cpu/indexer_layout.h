@@ -1,10 +1,11 @@
 // How the indexer of the cpu backend divides a step and its scratch.
 //
-// scores:  task (request, kTaskPages pages) -> keys [q, tokens] and the largest key of every kKeyGroup tokens
+// scores:  task (request, 16 to 128 pages) -> keys [q, tokens] and the largest key of every kKeyGroup tokens
 // select:  task (row): keys, maxima -> token ids
 //
-// A token's key depends on nothing but its bytes, and a row's selection on nothing but its keys: any division gives the same bits.
-// Scratch holds one buffer set a worker and the keys of a wave of requests, as many as fit into kWaveKeys (but at least one).
+// A token's key depends on nothing but its bytes, and a row's selection on nothing but its keys: any division gives the
+// same bits. Scratch holds one buffer set a worker and the keys of a wave of requests, as many as fit into kWaveKeys
+// (but at least one).
 #pragma once
 
 #include <algorithm>
@@ -15,33 +16,41 @@
 
 namespace dsacore::cpu {
 
-inline constexpr int kUnitTokens = 32;  ///< decoded and multiplied at a time: half an index page, so that all of it stays in L1
+inline constexpr int kUnitTokens =
+    32;  ///< decoded and multiplied at a time: half an index page, so that all of it stays in L1
 inline constexpr int kUnitsOfPage = kIndexPage / kUnitTokens;
-inline constexpr int kUnitsAhead = 4;   ///< how far ahead a unit's bytes are asked for
-inline constexpr int kTouchAhead = 12;  ///< how far ahead one line of each of its pages of memory is, so that addresses are known by then
-inline constexpr int kKeyGroup = 16;    ///< tokens that share a maximum
-inline constexpr int kTaskPages = 16;
-inline constexpr int kColumnStep = 16;  ///< heads are padded to a multiple of it: block_dot's columns
+inline constexpr int kUnitsAhead = 4;  ///< how far ahead a unit's bytes are asked for
+inline constexpr int kTouchAhead =
+    12;  ///< how far ahead one line of each of its pages of memory is, so that addresses are known by then
+inline constexpr int kKeyGroup = 16;                           ///< tokens that share a maximum
+inline constexpr int kMinTaskPages = 16, kMaxTaskPages = 128;  ///< the longer a task, the less its start counts
+inline constexpr int kWaveTasks = 32;    ///< enough to keep threads equally busy, where there are pages enough
+inline constexpr int kColumnStep = 16;   ///< heads are padded to a multiple of it: block_dot's columns
 inline constexpr int kTileColumns = 32;  ///< of two AMX tiles
 inline constexpr int64_t kWaveKeys = int64_t(8) << 20;
 
 /// The keys of one request, and which tasks compute them.
 struct RequestKeys {
   int64_t request;
-  int64_t tokens;     ///< that this rank holds of the last row's n; 0: no row sees more than topk
-  int64_t pitch;      ///< tokens, rounded up to pages
-  int64_t task_end;   ///< tasks of this request and of those before it in the wave
-  uint32_t* keys;     ///< [q, pitch] format/score_key.h; 0 from the row's own n on
-  uint32_t* maxima;   ///< [q, pitch / kKeyGroup]
+  int64_t tokens;    ///< that this rank holds of the last row's n; 0: no row sees more than topk
+  int64_t pitch;     ///< tokens, rounded up to pages
+  int64_t task_end;  ///< tasks of this request and of those before it in the wave
+  uint32_t* keys;    ///< [q, pitch] format/score_key.h; 0 from the row's own n on
+  uint32_t* maxima;  ///< [q, pitch / kKeyGroup]
 
   uint32_t* keys_of(int position) const { return keys + position * pitch; }
   uint32_t* maxima_of(int position) const { return maxima + position * (pitch / kKeyGroup); }
 };
 
+/// Pages of a task where a wave has `pages` to be scored.
+constexpr int64_t task_pages(int64_t pages) {
+  return std::clamp<int64_t>((pages + kWaveTasks - 1) / kWaveTasks, kMinTaskPages, kMaxTaskPages);
+}
+
 constexpr int64_t key_pitch(int64_t tokens) { return (tokens + kIndexPage - 1) / kIndexPage * kIndexPage; }
 
-/// How the index queries of a request lie side by side as columns: row after row, each padded, in panels of `width` columns, of which
-/// the last may be narrower. A panel is [64 pairs of k][columns][2].
+/// How the index queries of a request lie side by side as columns: row after row, each padded, in panels of `width`
+/// columns, of which the last may be narrower. A panel is [64 pairs of k][columns][2].
 struct QueryPanels {
   int heads;
   int q;
@@ -110,8 +119,8 @@ inline SelectBuffers take_select_buffers(ScratchPieces& pieces, int topk, int64_
   return b;
 }
 
-/// The scratch of a step before its keys: a list of requests, then the workers' buffers, of which those for scoring and those for
-/// selecting share their bytes.
+/// The scratch of a step before its keys: a list of requests, then the workers' buffers, of which those for scoring and
+/// those for selecting share their bytes.
 class IndexerScratch {
  public:
   /// `tokens`: the longest request's on this rank. From null it only counts.

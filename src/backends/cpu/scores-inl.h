@@ -1,9 +1,11 @@
 // Step 9 of spec.md for a run of index pages: score keys of all rows of a request. Included once per Highway target.
 //
-// page -> decode (scores_decode-inl.h) -> block_dot with the packed index queries -> relu, head weights, sum over heads, key scale
+// page -> decode (scores_decode-inl.h) -> block_dot with the packed index queries -> relu, head weights, sum over
+// heads, key scale
 // -> keys [q, tokens] -> the largest key of every kKeyGroup tokens
 //
-// A token's score takes the same operations in the same order wherever the token lies, so equal bytes give equal bits (spec 5).
+// A token's score takes the same operations in the same order wherever the token lies, so equal bytes give equal bits
+// (spec 5).
 
 // Per-target include guard
 #if defined(DSACORE_CPU_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -46,7 +48,8 @@ HWY_INLINE ScoreV relu(ScoreV x) {
   return hn::Max(hn::Zero(ScoreD()), x);
 }
 
-/// Of four vectors, the combination of lanes i, i + 2, then i + 1, i + 3 of every 128-bit block: element t of a block belongs to v[t].
+/// Of four vectors, the combination of lanes i, i + 2, then i + 1, i + 3 of every 128-bit block: element t of a block
+/// belongs to v[t].
 template <class D, class Combine>
 HWY_INLINE hn::Vec<D> combine_blocks(D d, const hn::Vec<D> (&v)[4], Combine combine) {
   const hn::Repartition<uint64_t, D> d64;
@@ -103,7 +106,8 @@ HWY_INLINE ScoreV sum_tokens(const float* HWY_RESTRICT dots, int64_t pitch, cons
       const ScoreV v3 = sum_heads<kVectors>(dots + 12 * pitch, pitch, weights);
       // Blocks (v0 v0 v2 v2) and (v1 v1 v3 v3), two to be added each.
       const ScoreV x = hn::Add(hn::ConcatLowerLower(d, v2, v0), hn::ConcatUpperUpper(d, v2, v0));
-      const ScoreV y = hn::SwapAdjacentBlocks(hn::Add(hn::ConcatLowerLower(d, v3, v1), hn::ConcatUpperUpper(d, v3, v1)));
+      const ScoreV y =
+          hn::SwapAdjacentBlocks(hn::Add(hn::ConcatLowerLower(d, v3, v1), hn::ConcatUpperUpper(d, v3, v1)));
       return hn::Add(hn::OddEvenBlocks(y, x), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(x, y)));
     }
   }
@@ -124,14 +128,15 @@ HWY_INLINE KeyV keys_of_scores(ScoreV score) {
 
 /// Keys of tokens first..last-1 of a unit for one row. `scales` are the unit's FP32 scales, at any address, or null.
 template <int kVectors>
-HWY_INLINE void token_keys(int first, int last, const float* HWY_RESTRICT dots, int64_t pitch, const float* HWY_RESTRICT weights,
-                           const std::byte* scales, uint32_t* HWY_RESTRICT keys) {
+HWY_INLINE void token_keys(int first, int last, const float* HWY_RESTRICT dots, int64_t pitch,
+                           const float* HWY_RESTRICT weights, const std::byte* scales, uint32_t* HWY_RESTRICT keys) {
   const ScoreD d;
   const hn::Repartition<uint8_t, ScoreD> d8;
   for (int t = first; t < last; t += kScoreLanes) {
     ScoreV score = sum_tokens<kVectors>(dots + t * pitch, pitch, weights);
     if (scales != nullptr) {
-      score = hn::Mul(score, hn::BitCast(d, hn::LoadU(d8, reinterpret_cast<const uint8_t*>(scales) + t * int(sizeof(float)))));
+      score = hn::Mul(score,
+                      hn::BitCast(d, hn::LoadU(d8, reinterpret_cast<const uint8_t*>(scales) + t * int(sizeof(float)))));
     }
     hn::Store(keys_of_scores(score), KeyD(), keys + t);
   }
@@ -142,7 +147,8 @@ void unit_keys(const float* dots, int64_t pitch, const float* weights, const std
   token_keys<kVectors>(0, kUnitTokens, dots, pitch, weights, scales, keys);
 }
 
-using UnitKeys = void (*)(const float* dots, int64_t pitch, const float* weights, const std::byte* scales, uint32_t* keys);
+using UnitKeys = void (*)(const float* dots, int64_t pitch, const float* weights, const std::byte* scales,
+                          uint32_t* keys);
 
 inline UnitKeys unit_keys_for(int columns) {
   constexpr int kStep = kColumnStep / kScoreLanes;
@@ -204,7 +210,8 @@ class TaskUnits {
   explicit TaskUnits(const ScoreTask& task) : begin_(task.begin), last_(task.end - 1), keys_(task.b.keys) {
     const IndexerArgs& args = task.args;
     const int32_t* table = args.block_table.row(task.out.request);
-    const int32_t* index_table = args.index_block_table.empty() ? nullptr : args.index_block_table.row(task.out.request);
+    const int32_t* index_table =
+        args.index_block_table.empty() ? nullptr : args.index_block_table.row(task.out.request);
     for (int64_t unit = begin_; unit <= last_; unit += kUnitsOfPage) {
       const Place place = index_place(table, index_table, args.page, LocalId(int32_t(unit * kUnitTokens)));
       pages_[size_t(unit - begin_) / kUnitsOfPage] = args.index.data + int64_t(place.page.value()) * Layout::kPageBytes;
@@ -229,7 +236,7 @@ class TaskUnits {
  private:
   int64_t begin_, last_;
   BFloat16* const* keys_;
-  std::array<const std::byte*, kTaskPages> pages_;
+  std::array<const std::byte*, kMaxTaskPages> pages_;
 };
 
 /// Packs the index queries and head weights of a request, in the order of k of the decoded keys.

@@ -1,13 +1,13 @@
-// Step 9 with AMX: as score_units() of scores-inl.h, but with the three kinds of work of a unit interleaved, instruction by
-// instruction. Included by the Highway target that AMX goes with (AVX3).
+// Step 9 with AMX: as score_units() of scores-inl.h, but with the three kinds of work of a unit interleaved,
+// instruction by instruction. Included by the Highway target that AMX goes with (AVX3).
 //
-// unit u: tile products of its keys with the queries, between which unit u + 1 is decoded, unit u + 4 is asked for, and the dot products
-// that the previous tiles stored become keys.
+// unit u: tile products of its keys with the queries, between which unit u + 1 is decoded, unit u + 4 is asked for, and
+// the dot products that the previous tiles stored become keys.
 //
-// A core executes tile products beside everything else, but finds nothing else to execute when hundreds of tile instructions stand
-// together; and memory rests while nobody asks it for more. Besides, configuring tiles waits for all that is under way, which a call of
-// block_dot does each time: here it is done once a task. Tile instructions are written in assembly: so they need no target of their own
-// and stay where they are put.
+// A core executes tile products beside everything else, but finds nothing else to execute when hundreds of tile
+// instructions stand together; and memory rests while nobody asks it for more. Besides, configuring tiles waits for all
+// that is under way, which a call of block_dot does each time: here it is done once a task. Tile instructions are
+// written in assembly: so they need no target of their own and stay where they are put.
 
 // Per-target include guard
 #if defined(DSACORE_CPU_SCORES_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -71,9 +71,11 @@ constexpr int kTileDepth = 32;  ///< k of one product
 constexpr int kProducts = kUnitTokens / kTileRows * (kTileColumns / 16) * (kIndexDim / kTileDepth);
 static_assert(kUnitTokens == 2 * kTileRows && kTileColumns == 32 && kProducts == kUnitSlots);
 
-/// Dot products of a unit's keys with a panel of 32 columns, to `dots`; `between(i)` is called after each of the 16 tile products.
+/// Dot products of a unit's keys with a panel of 32 columns, to `dots`; `between(i)` is called after each of the 16
+/// tile products.
 template <class Between>
-HWY_INLINE void multiply_unit(const BFloat16* keys, const BFloat16* panel, float* dots, int64_t pitch, Between between) {
+HWY_INLINE void multiply_unit(const BFloat16* keys, const BFloat16* panel, float* dots, int64_t pitch,
+                              Between between) {
   constexpr int64_t kKeyBytes = kIndexDim * sizeof(BFloat16), kPairBytes = kTileColumns * 2 * sizeof(BFloat16);
   zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
   for (int k = 0; k < kIndexDim / kTileDepth; ++k, keys += kTileDepth, panel += kTileDepth * kTileColumns) {
@@ -99,12 +101,17 @@ HWY_INLINE void multiply_unit(const BFloat16* keys, const BFloat16* panel, float
 
 // ---- units ----
 
-/// Normal e4m3 numbers by GFNI: both bytes are an affine map of the code's bits, 0x3C + (code >> 4 & 7) and the sign being one.
+/// Normal e4m3 numbers by GFNI: both bytes are an affine map of the code's bits, 0x3C + (code >> 4 & 7) and the sign
+/// being one.
 struct ByGfni {
   HWY_INLINE NormalBytes operator()(CodeV code) const {
     NormalBytes bytes;
-    asm("vgf2p8affineqb $0x3C, %2, %1, %0" : "=v"(bytes.high.raw) : "v"(code.raw), "v"(_mm512_set1_epi64(0x1020404040404080)));
-    asm("vgf2p8affineqb $0, %2, %1, %0" : "=v"(bytes.low.raw) : "v"(code.raw), "v"(_mm512_set1_epi64(0x0000000001020408)));
+    asm("vgf2p8affineqb $0x3C, %2, %1, %0"
+        : "=v"(bytes.high.raw)
+        : "v"(code.raw), "v"(_mm512_set1_epi64(0x1020404040404080)));
+    asm("vgf2p8affineqb $0, %2, %1, %0"
+        : "=v"(bytes.low.raw)
+        : "v"(code.raw), "v"(_mm512_set1_epi64(0x0000000001020408)));
     return bytes;
   }
 };
@@ -120,7 +127,7 @@ struct PendingKeys {
 /// What comes between the tile products of a panel: decoding, half of the pending keys at a time, both, or nothing.
 template <class Unit, int kVectors, bool kDecode, bool kKeys>
 struct BetweenProducts {
-  const Unit& next;
+  Unit& next;
   const PendingKeys& pending;
 
   HWY_INLINE void operator()(int slot) const {
@@ -128,14 +135,15 @@ struct BetweenProducts {
     constexpr int kHalf = kUnitSlots / 2;
     if (!kKeys || slot % kHalf != kHalf - 1) return;
     const int first = slot / kHalf * (kUnitTokens / 2);
-    token_keys<kVectors>(first, first + kUnitTokens / 2, pending.dots, kVectors * kScoreLanes, pending.weights, pending.scales,
-                         pending.keys);
+    token_keys<kVectors>(first, first + kUnitTokens / 2, pending.dots, kVectors * kScoreLanes, pending.weights,
+                         pending.scales, pending.keys);
   }
 };
 
 /// A row's dot products with a unit, from one panel or two; in the second there is room for the pending keys.
 template <class Unit, int kVectors, bool kDecode>
-HWY_INLINE void multiply_row(const BFloat16* keys, const BFloat16* panel, float* dots, const Unit& next, const PendingKeys& pending) {
+HWY_INLINE void multiply_row(const BFloat16* keys, const BFloat16* panel, float* dots, Unit& next,
+                             const PendingKeys& pending) {
   constexpr int kColumns = kVectors * kScoreLanes;
   constexpr bool kOnePanel = kColumns == kTileColumns;
   static_assert(kOnePanel || kColumns == 2 * kTileColumns);
@@ -144,6 +152,7 @@ HWY_INLINE void multiply_row(const BFloat16* keys, const BFloat16* panel, float*
     multiply_unit(keys, panel + QueryPanels::panel_at(kTileColumns), dots + kTileColumns, kColumns,
                   BetweenProducts<Unit, kVectors, false, true>{next, pending});
   }
+  if constexpr (kDecode) next.finish();
 }
 
 /// Scores with tiles. A row has kVectors * kScoreLanes columns.
@@ -161,7 +170,7 @@ void score_units_amx(const ScoreTask& task) {
   int buffer = 0;
   for (int64_t unit = task.begin; unit < task.end; ++unit) {
     const BFloat16* keys = b.keys[unit % 2];
-    const Unit next = units.at(std::min(unit + 1, task.end - 1));
+    Unit next = units.at(std::min(unit + 1, task.end - 1));
     for (int j = 0; j < task.panels.q; ++j, buffer ^= 1) {
       const BFloat16* panel = b.queries + QueryPanels::panel_at(j * kColumns);
       if (j == 0 && unit + 1 < task.end) {
@@ -174,7 +183,8 @@ void score_units_amx(const ScoreTask& task) {
   }
   token_keys<kVectors>(0, kUnitTokens, pending.dots, kColumns, pending.weights, pending.scales, pending.keys);
   for (int j = 0; j < task.panels.q; ++j) {
-    for (int64_t unit = std::max(task.begin, task.seen[j] / kUnitTokens); unit < task.end; ++unit) clear_unseen(task, unit, j);
+    for (int64_t unit = std::max(task.begin, task.seen[j] / kUnitTokens); unit < task.end; ++unit)
+      clear_unseen(task, unit, j);
   }
 }
 

@@ -1,7 +1,8 @@
 // Index keys -> BF16, half a page (a unit) at a time. Included once per Highway target.
 //
-// The two bytes of a BF16 value come from table lookups and are interleaved within 128-bit blocks. That leaves the 128 values of a key
-// in another order, kFp8Order or kMxfp4Order, which a dot product does not mind: the packed queries have the same.
+// The two bytes of a BF16 value come from table lookups and are interleaved within 128-bit blocks. That leaves the 128
+// values of a key in another order, kFp8Order or kMxfp4Order, which a dot product does not mind: the packed queries
+// have the same.
 
 // Per-target include guard
 #if defined(DSACORE_CPU_SCORES_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -12,6 +13,7 @@
 #endif
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 
@@ -39,7 +41,8 @@ struct UnitBytes {
   const std::byte* scales;
 };
 
-/// Asks for a cache line, as far as L2: there is more room for lines under way than in L1, and none is pushed out of L1.
+/// Asks for a cache line, as far as L2: there is more room for lines under way than in L1, and none is pushed out of
+/// L1.
 HWY_INLINE void prefetch_line(const std::byte* at) { __builtin_prefetch(at, 0, 2); }
 
 /// Asks for a slot's share of a unit.
@@ -58,7 +61,8 @@ HWY_INLINE void touch_unit(const UnitBytes& unit) {
 
 using KeyOrder = std::array<uint8_t, kIndexDim>;
 
-/// Which value of a key stands at each place after decode_fp8: a vector of codes becomes its blocks' lower, then upper halves.
+/// Which value of a key stands at each place after decode_fp8: a vector of codes becomes its blocks' lower, then upper
+/// halves.
 constexpr KeyOrder kFp8Order = [] {
   KeyOrder order{};
   for (int i = 0; i < kIndexDim; ++i) {
@@ -104,7 +108,8 @@ constexpr ByteTable e4m3_bytes(Byte byte, int first, int step) {
   }
   return bytes;
 }
-// Of a normal number the high byte depends on the code's upper four bits alone, and the low byte is the lower four bits.
+// Of a normal number the high byte depends on the code's upper four bits alone, and the low byte is the lower four
+// bits.
 alignas(16) constexpr ByteTable kNormalHigh = e4m3_bytes(Byte::kHigh, 8, 16);
 alignas(16) constexpr ByteTable kSubnormalLow = e4m3_bytes(Byte::kLow, 0, 1);
 alignas(16) constexpr ByteTable kSubnormalHigh = e4m3_bytes(Byte::kHigh, 0, 1);
@@ -136,29 +141,27 @@ struct ByTable {
   }
 };
 
-/// Decodes kSlotTokens tokens of e4m3 keys without their scales, in the order kFp8Order.
+/// Decodes kSlotTokens tokens of e4m3 keys without their scales, in the order kFp8Order. Returns whether some are to be
+/// decoded by store_any_fp8.
 template <class Normal>
-HWY_INLINE void decode_fp8_slot(Normal normal, const std::byte* codes, BFloat16* values) {
+HWY_INLINE bool decode_fp8_slot(Normal normal, const std::byte* codes, BFloat16* values) {
   const CodeD d;
-  constexpr int kVectors = kSlotTokens * kIndexDim / kCodeLanes;
   auto least = hn::Set(d, 0xFF);
   HWY_UNROLL(4)
-  for (int i = 0; i < kVectors; ++i) {
-    const auto code = load_codes(codes + i * kCodeLanes);
+  for (int i = 0; i < kSlotTokens * kIndexDim; i += kCodeLanes) {
+    const auto code = load_codes(codes + i);
     const NormalBytes bytes = normal(code);
-    store_values(bytes.low, bytes.high, values + i * kCodeLanes);
+    store_values(bytes.low, bytes.high, values + i);
     // Twice the magnitude plus 2, modulo 256: up to 16 below code 8, 0 for NaN, 18 and more for all others.
     least = hn::Min(least, hn::Add(hn::Add(code, code), hn::Set(d, 2)));
   }
-  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Lt(least, hn::Set(d, 18))))) {
-    for (int i = 0; i < kVectors; ++i) store_any_fp8(codes + i * kCodeLanes, values + i * kCodeLanes);
-  }
+  return !hn::AllFalse(d, hn::Lt(least, hn::Set(d, 18)));
 }
 
 // ---- e2m1 with ue8m0 scales ----
 
-// A value's BF16 exponent is its block's scale byte plus kExponent - 1; the rest of its bits does not depend on the scale. Zeros are
-// made by the masks.
+// A value's BF16 exponent is its block's scale byte plus kExponent - 1; the rest of its bits does not depend on the
+// scale. Zeros are made by the masks.
 alignas(16) constexpr ByteTable kExponent = {0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3};
 alignas(16) constexpr ByteTable kMantissa = {0, 0, 0, 0x40, 0, 0x40, 0, 0x40, 0, 0, 0, 0x40, 0, 0x40, 0, 0x40};
 alignas(16) constexpr ByteTable kSign = {0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
@@ -209,7 +212,8 @@ HWY_INLINE void decode_mxfp4_token(const std::byte* values, const std::byte* sca
   const auto all_scales = hn::BitCast(d, hn::Set(d32, word));
   HWY_UNROLL(4)
   for (int i = 0; i < IndexMxfp4::kValueBytes / kCodeLanes; ++i) {
-    alignas(64) static constexpr std::array kPlaces = {scale_places(0), scale_places(1), scale_places(2), scale_places(3)};
+    alignas(64) static constexpr std::array kPlaces = {scale_places(0), scale_places(1), scale_places(2),
+                                                       scale_places(3)};
     const auto scale = hn::TableLookupBytes(all_scales, hn::Load(d, kPlaces[size_t(i)].data()));
     const BlockTables tables = block_tables<kNan>(scale);
     const auto codes = load_codes(values + i * kCodeLanes);
@@ -233,23 +237,33 @@ HWY_INLINE bool any_nan_scale(const std::byte* scales) {
 
 // ---- units ----
 
-/// Decodes a unit slot by slot, kUnitSlots of them, so that other work can come between, and asks for the bytes of a later unit.
+/// Decodes a unit slot by slot, kUnitSlots of them, so that other work can come between, and asks for the bytes of a
+/// later unit.
 template <class Normal = ByTable>
 class Fp8Unit {
  public:
   using Layout = IndexFp8;
   static constexpr bool kScaled = false;  ///< whether values come with their scales
-  Fp8Unit(const UnitBytes& unit, const UnitBytes& later, BFloat16* values) : unit_(unit), later_(later), values_(values) {}
-  HWY_INLINE void decode(int slot) const {
-    constexpr int kBytes = kSlotTokens * Layout::kValueBytes;
+  Fp8Unit(const UnitBytes& unit, const UnitBytes& later, BFloat16* values)
+      : unit_(unit), later_(later), values_(values) {}
+  HWY_INLINE void decode(int slot) {
     prefetch_slot<Layout>(later_, slot);
-    decode_fp8_slot(normal_, unit_.values + slot * kBytes, values_ + slot * kSlotTokens * kIndexDim);
+    const int at = slot * kSlotTokens * kIndexDim;
+    rest_ |= uint32_t(decode_fp8_slot(Normal(), unit_.values + at, values_ + at)) << slot;
+  }
+  /// After all slots.
+  HWY_INLINE void finish() {
+    for (; HWY_UNLIKELY(rest_ != 0); rest_ &= rest_ - 1) {
+      const int first = std::countr_zero(rest_) * kSlotTokens * kIndexDim;
+      for (int at = first; at < first + kSlotTokens * kIndexDim; at += kCodeLanes)
+        store_any_fp8(unit_.values + at, values_ + at);
+    }
   }
 
  private:
   UnitBytes unit_, later_;
   BFloat16* values_;
-  Normal normal_;
+  uint32_t rest_ = 0;  ///< slots with numbers that are not normal
 };
 
 /// The same for MXFP4 keys, scales included. A block with a NaN scale is all NaN.
@@ -259,7 +273,8 @@ class Mxfp4Unit {
   static constexpr bool kScaled = true;
   Mxfp4Unit(const UnitBytes& unit, const UnitBytes& later, BFloat16* values)
       : unit_(unit), later_(later), values_(values), nan_(any_nan_scale(unit.scales)) {}
-  HWY_INLINE void decode(int slot) const {
+  HWY_INLINE void finish() {}
+  HWY_INLINE void decode(int slot) {
     prefetch_slot<Layout>(later_, slot);
     HWY_UNROLL(2)
     for (int t = slot * kSlotTokens; t < (slot + 1) * kSlotTokens; ++t) {
@@ -280,8 +295,9 @@ class Mxfp4Unit {
 };
 
 template <class Unit>
-void decode_unit(const Unit& unit) {
+void decode_unit(Unit unit) {
   for (int slot = 0; slot < kUnitSlots; ++slot) unit.decode(slot);
+  unit.finish();
 }
 
 }  // namespace HWY_NAMESPACE

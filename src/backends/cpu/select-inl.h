@@ -1,10 +1,12 @@
 // Step 10 of spec.md over score keys: exact selection that sorts nothing. Included once per Highway target.
 //
-// maxima -> floor (kth_largest) -> collect: the keys that can be selected -> kth_largest -> keep, in place and ascending by token
+// maxima -> floor (kth_largest) -> collect: the keys that can be selected -> kth_largest -> keep, in place and
+// ascending by token
 //
-// The floor is the topk-th largest of the maxima of kKeyGroup tokens. At least topk keys reach it, and fewer than topk groups have a
-// larger maximum: so at most (topk - 1) * kKeyGroup keys lie above it, whatever the keys are, and of those equal to it only the first
-// topk can be selected. That bounds the work after the maxima by topk and not by the context.
+// The floor is the topk-th largest of the maxima of kKeyGroup tokens. At least topk keys reach it, and fewer than topk
+// groups have a larger maximum: so at most (topk - 1) * kKeyGroup keys lie above it, whatever the keys are, and of
+// those equal to it only the first topk can be selected. That bounds the work after the maxima by topk and not by the
+// context.
 
 // Per-target include guard
 #if defined(DSACORE_CPU_SELECT_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -66,8 +68,8 @@ inline KeyRange range_of(const uint32_t* keys, int64_t count) {
   return range_of(least, largest);
 }
 
-/// Counts `(key - least) >> shift`, every other key in a table of its own: equal keys in a row would wait for each other. The second
-/// table follows the first.
+/// Counts `(key - least) >> shift`, every other key in a table of its own: equal keys in a row would wait for each
+/// other. The second table follows the first.
 inline void count_bins(const uint32_t* keys, int64_t count, uint32_t least, int shift, int bits, uint32_t* histogram) {
   const size_t bins = size_t(1) << bits;
   std::fill_n(histogram, 2 * bins, 0u);
@@ -80,9 +82,10 @@ inline void count_bins(const uint32_t* keys, int64_t count, uint32_t least, int 
   if (i < count) ++histogram[(keys[i] - least) >> shift];
 }
 
-/// Copies the keys of `least ... least + span` to `out`, which may be `keys` itself, and narrows `range` to what they span. Returns how
-/// many they are.
-inline int64_t copy_range(const uint32_t* keys, int64_t count, uint32_t least, uint32_t span, uint32_t* out, KeyRange* range) {
+/// Copies the keys of `least ... least + span` to `out`, which may be `keys` itself, and narrows `range` to what they
+/// span. Returns how many they are.
+inline int64_t copy_range(const uint32_t* keys, int64_t count, uint32_t least, uint32_t span, uint32_t* out,
+                          KeyRange* range) {
   const SelectD d;
   const auto low = hn::Set(d, least), high = hn::Set(d, least + span);
   auto smallest = high, largest = low;
@@ -118,8 +121,8 @@ inline Threshold kth_largest_of_few(const uint32_t* keys, int64_t count, int64_t
   return {sorted[k - 1], greater};
 }
 
-/// The k-th largest of `count >= k >= 1` keys. Each round divides the range that the remaining keys span, not a fixed digit, so keys
-/// close together take one round as keys far apart do. `rest` has room for the keys and kSelectSlack.
+/// The k-th largest of `count >= k >= 1` keys. Each round divides the range that the remaining keys span, not a fixed
+/// digit, so keys close together take one round as keys far apart do. `rest` has room for the keys and kSelectSlack.
 inline Threshold kth_largest(const uint32_t* keys, int64_t count, int64_t k, uint32_t* rest, uint32_t* histogram) {
   constexpr int64_t kFew = 24;
   KeyRange range = range_of(keys, count);
@@ -195,10 +198,11 @@ inline uint64_t groups_from(const uint32_t* maxima, int64_t count, uint32_t floo
   return bits;
 }
 
-/// All keys above `floor`, and of those equal to it the first `ties` at least, with their tokens. `keys` and `maxima` as in
-/// RequestKeys, `groups` of them. A group is looked at only where its maximum reaches the floor, or, once there are ties enough,
-/// exceeds it.
-inline void collect(const uint32_t* keys, const uint32_t* maxima, int64_t groups, uint32_t floor, int64_t ties, TokenList* list) {
+/// All keys above `floor`, and of those equal to it the first `ties` at least, with their tokens. `keys` and `maxima`
+/// as in RequestKeys, `groups` of them. A group is looked at only where its maximum reaches the floor, or, once there
+/// are ties enough, exceeds it.
+inline void collect(const uint32_t* keys, const uint32_t* maxima, int64_t groups, uint32_t floor, int64_t ties,
+                    TokenList* list) {
   list->count = 0;
   for (int64_t first = 0; first < groups; first += 64) {
     const uint32_t bound = ties > 0 ? floor : floor + 1;
@@ -246,9 +250,10 @@ inline void keep(const Threshold& threshold, int64_t ties, TokenList* list) {
   list->count = kept;
 }
 
-/// The `k` best of `n > k` keys by (key descending, token ascending), ascending by token, in the buffers. Keys from `n` to the end of
-/// its group are 0.
-inline TokenList select_best(const uint32_t* keys, const uint32_t* maxima, int64_t n, int64_t k, const SelectBuffers& b) {
+/// The `k` best of `n > k` keys by (key descending, token ascending), ascending by token, in the buffers. Keys from `n`
+/// to the end of its group are 0.
+inline TokenList select_best(const uint32_t* keys, const uint32_t* maxima, int64_t n, int64_t k,
+                             const SelectBuffers& b) {
   const int64_t groups = (n + kKeyGroup - 1) / kKeyGroup;
   uint32_t floor = 0;  // with too few groups every key is collected: fewer than k groups are few enough
   if (groups >= k) floor = kth_largest(maxima, groups, k, b.rest, b.histogram).key;
