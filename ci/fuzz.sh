@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs each fuzz target for SECONDS (default 60) from its corpus: ci/fuzz.sh [SECONDS]. Needs the fuzz preset built.
+# Runs each fuzz target for SECONDS (default 60) from its corpus: ci/fuzz.sh [SECONDS]. Needs the asan-ubsan preset built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
-for target in build/fuzz/fuzz/fuzz_*; do
+for target in build/asan-ubsan/fuzz/fuzz_*; do
   [ -x "$target" ] || continue
   name=$(basename "$target")
   work=$(mktemp -d)

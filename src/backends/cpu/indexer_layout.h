@@ -94,8 +94,12 @@ inline constexpr int kHistogramBits = 11;
 inline constexpr int kHistogramWords = 2 << kHistogramBits;
 inline constexpr int kSelectSlack = 64;  ///< elements that a vector store may write past the last one
 
-/// Keys that can survive the maxima's threshold, see collect() in select-inl.h.
-constexpr int64_t select_capacity(int topk) { return int64_t(kKeyGroup + 1) * topk + kSelectSlack; }
+inline constexpr int kWordGroups = 64;   ///< groups whose ties are counted together
+
+/// Keys that collect() of select-inl.h can find: above the floor, equal to it, and as many equal ones as it may not yet have counted.
+constexpr int64_t select_capacity(int topk) {
+  return int64_t(kKeyGroup + 1) * topk + kWordGroups * kKeyGroup + kSelectSlack;
+}
 constexpr int64_t select_rest(int topk, int64_t tokens) {
   return std::max(select_capacity(topk), key_pitch(tokens) / kKeyGroup + kSelectSlack);
 }

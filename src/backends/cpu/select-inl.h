@@ -32,7 +32,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using SelectD = hn::ScalableTag<uint32_t>;
 using SelectV = hn::Vec<SelectD>;
 constexpr int kSelectLanes = int(hn::MaxLanes(SelectD()));
-static_assert(kSelectLanes <= kSelectSlack && kKeyGroup % kSelectLanes == 0);
+static_assert(kWordGroups == 64 && kSelectLanes <= kSelectSlack && kKeyGroup % kSelectLanes == 0);
 
 // ---- the k-th largest ----
 
@@ -162,73 +162,75 @@ struct TokenList {
   int64_t count;
 };
 
-/// Appends of a group the keys above `floor`, and those equal to it while `ties` are wanted.
-HWY_INLINE void collect_group(const uint32_t* keys, int64_t group, uint32_t floor, int64_t* ties, TokenList* list) {
+/// Appends a group's keys from `bound` on.
+HWY_INLINE void append_group(const uint32_t* keys, int64_t group, uint32_t bound, TokenList* list) {
   const SelectD d;
   const hn::RebindToSigned<SelectD> di;
-  const auto bound = hn::Set(d, floor);
   const int64_t first = group * kKeyGroup;
   for (int64_t t = first; t < first + kKeyGroup; t += kSelectLanes) {
     const auto v = hn::LoadU(d, keys + t);
-    auto take = hn::Gt(v, bound);
-    if (*ties > 0) {
-      const auto equal = hn::Eq(v, bound);
-      *ties -= int64_t(hn::CountTrue(d, equal));
-      take = hn::Or(take, equal);
-    }
-    const auto tokens = hn::Iota(di, int32_t(t));
+    const auto take = hn::Not(hn::Lt(v, hn::Set(d, bound)));
     hn::StoreU(hn::Compress(v, take), d, list->keys + list->count);
-    hn::StoreU(hn::Compress(tokens, hn::RebindMask(di, take)), di, list->tokens + list->count);
+    hn::StoreU(hn::Compress(hn::Iota(di, int32_t(t)), hn::RebindMask(di, take)), di, list->tokens + list->count);
     list->count += int64_t(hn::CountTrue(d, take));
   }
 }
 
-/// A bit for each of up to 64 maxima that reach `floor`.
-inline uint64_t groups_from(const uint32_t* maxima, int64_t count, uint32_t floor) {
+/// A bit for each of up to kWordGroups maxima from `bound` on.
+inline uint64_t groups_from(const uint32_t* maxima, int64_t count, uint32_t bound) {
   const SelectD d;
-  const auto bound = hn::Set(d, floor);
   uint64_t bits = 0;
   int64_t i = 0;
   for (; i + kSelectLanes <= count; i += kSelectLanes) {
     uint8_t bytes[8] = {};  // StoreMaskBits writes (lanes + 7) / 8 bytes
-    hn::StoreMaskBits(d, hn::Not(hn::Lt(hn::LoadU(d, maxima + i), bound)), bytes);
+    hn::StoreMaskBits(d, hn::Not(hn::Lt(hn::LoadU(d, maxima + i), hn::Set(d, bound))), bytes);
     bits |= (uint64_t(bytes[0]) | uint64_t(bytes[1]) << 8) << i;
   }
-  for (; i < count; ++i) bits |= uint64_t(maxima[i] >= floor) << i;
+  for (; i < count; ++i) bits |= uint64_t(maxima[i] >= bound) << i;
   return bits;
 }
 
-/// All keys above `floor`, and of those equal to it the first `ties` at least, with their tokens. `keys` and `maxima`
-/// as in RequestKeys, `groups` of them. A group is looked at only where its maximum reaches the floor, or, once there
-/// are ties enough, exceeds it.
-inline void collect(const uint32_t* keys, const uint32_t* maxima, int64_t groups, uint32_t floor, int64_t ties,
-                    TokenList* list) {
+inline int64_t count_equal(const uint32_t* keys, int64_t count, uint32_t key) {
+  const SelectD d;
+  int64_t equal = 0, i = 0;
+  for (; i + kSelectLanes <= count; i += kSelectLanes) {
+    equal += int64_t(hn::CountTrue(d, hn::Eq(hn::LoadU(d, keys + i), hn::Set(d, key))));
+  }
+  for (; i < count; ++i) equal += keys[i] == key;
+  return equal;
+}
+
+/// All keys above `floor`, and of those equal to it the first `ties` at least, with their tokens. `keys` and `maxima` as in
+/// RequestKeys, `groups` of them. Only groups whose maximum reaches the floor are looked at; once there are ties enough, only those
+/// whose maximum exceeds it.
+inline void collect(const uint32_t* keys, const uint32_t* maxima, int64_t groups, uint32_t floor, int64_t ties, TokenList* list) {
   list->count = 0;
-  for (int64_t first = 0; first < groups; first += 64) {
+  for (int64_t first = 0; first < groups; first += kWordGroups) {
     const uint32_t bound = ties > 0 ? floor : floor + 1;
-    uint64_t bits = groups_from(maxima + first, std::min<int64_t>(groups - first, 64), bound);
-    for (; bits != 0; bits &= bits - 1) {
-      const int64_t group = first + std::countr_zero(bits);
-      if (ties > 0 || maxima[group] > floor) collect_group(keys, group, floor, &ties, list);
-    }
+    const int64_t before = list->count;
+    uint64_t bits = groups_from(maxima + first, std::min<int64_t>(groups - first, kWordGroups), bound);
+    for (; bits != 0; bits &= bits - 1) append_group(keys, first + std::countr_zero(bits), bound, list);
+    if (ties > 0) ties -= count_equal(list->keys + before, list->count - before, floor);
   }
 }
 
-/// Keeps the keys above the threshold and the first `ties` of those equal to it, in order.
-inline void keep(const Threshold& threshold, int64_t ties, TokenList* list) {
+// ---- selection ----
+
+/// Takes the keys above the threshold and the first `ties` of those equal to it from `count` keys, in order, to `list`, which may be
+/// where they are. Their tokens are `tokens`, or, where that is null, 0, 1, 2, ...
+inline void keep(const uint32_t* keys, const int32_t* tokens, int64_t count, uint32_t threshold, int64_t ties, TokenList* list) {
   const SelectD d;
   const hn::RebindToSigned<SelectD> di;
-  const auto bound = hn::Set(d, threshold.key);
-  int64_t kept = 0;
-  const auto keep_one = [&](int64_t i) {
-    const uint32_t key = list->keys[i];
-    if (key < threshold.key || (key == threshold.key && ties-- <= 0)) return;
+  const auto bound = hn::Set(d, threshold);
+  int64_t kept = 0, i = 0;
+  const auto keep_one = [&](int64_t at) {
+    const uint32_t key = keys[at];
+    if (key < threshold || (key == threshold && ties-- <= 0)) return;
     list->keys[kept] = key;
-    list->tokens[kept++] = list->tokens[i];
+    list->tokens[kept++] = tokens == nullptr ? int32_t(at) : tokens[at];
   };
-  int64_t i = 0;
-  for (; i + kSelectLanes <= list->count; i += kSelectLanes) {
-    const auto v = hn::LoadU(d, list->keys + i);
+  for (; i + kSelectLanes <= count; i += kSelectLanes) {
+    const auto v = hn::LoadU(d, keys + i);
     const auto equal = hn::Eq(v, bound);
     auto take = hn::Gt(v, bound);
     if (!hn::AllFalse(d, equal)) {
@@ -241,26 +243,29 @@ inline void keep(const Threshold& threshold, int64_t ties, TokenList* list) {
         continue;
       }
     }
-    const auto tokens = hn::LoadU(di, list->tokens + i);
+    const auto ids = tokens == nullptr ? hn::Iota(di, int32_t(i)) : hn::LoadU(di, tokens + i);
     hn::StoreU(hn::Compress(v, take), d, list->keys + kept);
-    hn::StoreU(hn::Compress(tokens, hn::RebindMask(di, take)), di, list->tokens + kept);
+    hn::StoreU(hn::Compress(ids, hn::RebindMask(di, take)), di, list->tokens + kept);
     kept += int64_t(hn::CountTrue(d, take));
   }
-  for (; i < list->count; ++i) keep_one(i);
+  for (; i < count; ++i) keep_one(i);
   list->count = kept;
 }
 
-/// The `k` best of `n > k` keys by (key descending, token ascending), ascending by token, in the buffers. Keys from `n`
-/// to the end of its group are 0.
-inline TokenList select_best(const uint32_t* keys, const uint32_t* maxima, int64_t n, int64_t k,
-                             const SelectBuffers& b) {
+/// The `k` best of `n > k` keys by (key descending, token ascending), ascending by token, in the buffers. Keys from `n` to the end of
+/// its group are 0.
+inline TokenList select_best(const uint32_t* keys, const uint32_t* maxima, int64_t n, int64_t k, const SelectBuffers& b) {
   const int64_t groups = (n + kKeyGroup - 1) / kKeyGroup;
-  uint32_t floor = 0;  // with too few groups every key is collected: fewer than k groups are few enough
-  if (groups >= k) floor = kth_largest(maxima, groups, k, b.rest, b.histogram).key;
   TokenList list = {b.keys, b.tokens, 0};
+  if (groups < k) {  // no floor; but so few groups are few keys
+    const Threshold threshold = kth_largest(keys, n, k, b.rest, b.histogram);
+    keep(keys, nullptr, n, threshold.key, k - threshold.greater, &list);
+    return list;
+  }
+  const uint32_t floor = kth_largest(maxima, groups, k, b.rest, b.histogram).key;
   collect(keys, maxima, groups, floor, k, &list);
   const Threshold threshold = kth_largest(list.keys, list.count, k, b.rest, b.histogram);
-  keep(threshold, k - threshold.greater, &list);
+  keep(list.keys, list.tokens, list.count, threshold.key, k - threshold.greater, &list);
   return list;
 }
 
