@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kSweepBytes = int64_t(512) << 20;
 constexpr int64_t kSweepTask = int64_t(1) << 20;
 constexpr int kSweeps = 4;
-constexpr int kProductRuns = 5;
+constexpr int kProductRuns = 40;  // of each thread
 
 double seconds_of(FunctionRef<void()> work) {
   const auto start = std::chrono::steady_clock::now();
@@ -34,6 +34,13 @@ uint64_t sum_of(const std::byte* at, int64_t bytes) {
   uint64_t sum = 0;
   for (uint64_t s : sums) sum += s;
   return sum;
+}
+
+/// The median, not the mean: a core that is busy with other work for a while then does not lower a rate.
+double middle_of(std::vector<double>& rates) {
+  const auto middle = rates.begin() + ptrdiff_t(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
 }
 
 /// Threads that have a core each.
@@ -59,32 +66,28 @@ double measure_read_bandwidth(Threads& threads) {
       rates[size_t(sweep * tasks + task)] = double(kSweepTask) / seconds;
     });
   }
-  const auto middle = rates.begin() + ptrdiff_t(rates.size() / 2);
-  std::nth_element(rates.begin(), middle, rates.end());
-  return keep != 0 ? *middle * running_at_once(threads) : 0;
+  return keep != 0 ? middle_of(rates) * running_at_once(threads) : 0;
 }
 
 double measure_bf16_rate(const Backend& backend, Threads& threads) {
   if (backend.target_data == nullptr) return 0;
   const cpu::Bf16Ops& ops = *static_cast<const cpu::Bf16Ops*>(backend.target_data);
-  constexpr int kM = 64, kN = 256, kK = 512, kProducts = 64;
+  constexpr int kM = 64, kN = 256, kK = 512, kProducts = 16;
   constexpr int64_t kA = kM * kK * 2, kB = kN * kK * 2, kC = kM * kN * 4;
   const AlignedBytes buffer(threads.count() * (kA + kB + kC), "product operands");
   std::memset(buffer.data(), 0x3C, size_t(buffer.size()));  // ordinary numbers
-  double best = 0;
-  for (int run = 0; run < kProductRuns; ++run) {
+  std::vector<double> rates(size_t(kProductRuns * threads.count()));
+  threads.for_each(int64_t(rates.size()), [&](int64_t task, int worker) {
+    std::byte* a = buffer.data() + worker * (kA + kB + kC);
+    const cpu::BlockDot product{
+        reinterpret_cast<const BFloat16*>(a),  kK, kM,   reinterpret_cast<const BFloat16*>(a + kA), 2 * kN, kN, kK,
+        reinterpret_cast<float*>(a + kA + kB), kN, false};
     const double seconds = seconds_of([&] {
-      threads.for_each(threads.count(), [&](int64_t task, int) {
-        std::byte* a = buffer.data() + task * (kA + kB + kC);
-        const cpu::BlockDot product{
-            reinterpret_cast<const BFloat16*>(a),  kK, kM,   reinterpret_cast<const BFloat16*>(a + kA), 2 * kN, kN, kK,
-            reinterpret_cast<float*>(a + kA + kB), kN, false};
-        for (int i = 0; i < kProducts; ++i) ops.block_dot(product);
-      });
+      for (int i = 0; i < kProducts; ++i) ops.block_dot(product);
     });
-    best = std::max(best, 2.0 * kM * kN * kK * kProducts * threads.count() / seconds);
-  }
-  return best;
+    rates[size_t(task)] = 2.0 * kM * kN * kK * kProducts / seconds;
+  });
+  return middle_of(rates) * running_at_once(threads);
 }
 
 }  // namespace dsacore

@@ -11,7 +11,7 @@ namespace dsacore {
 /// gets.
 double measure_read_bandwidth(Threads& threads);
 
-/// FLOPs a second of BF16 matrix products that stay in the caches, the best of a few; 0 where the backend has no such
+/// FLOPs a second of all threads at BF16 matrix products that stay in the caches; 0 where the backend has no such
 /// operation.
 double measure_bf16_rate(const Backend& backend, Threads& threads);
 

@@ -42,8 +42,8 @@ TEST_P(SparseCoreShapes, EveryValidCount) {
   const CoreResult want = run_reference(c);
   for_cpu_targets([&](const Backend& backend) {
     const CoreResult got = run_core(c, backend, 2);
-    // What two roundings to BF16 (of p and of the latent) leave on average; more would be a fault.
-    EXPECT_LT(expect_agreement(got, want), 2.6e-3);
+    // What rounding p to BF16 leaves is 1.1e-3 to 1.3e-3; much more would be a fault.
+    EXPECT_LT(expect_agreement(got, want), 1.6e-3);
     for (int head = 0; head < heads; ++head) {  // row 0 has no key
       EXPECT_EQ(got.lse[size_t(head)], -HUGE_VALF);
       for (int i = 0; i < kLatent; ++i) EXPECT_EQ(got.latent[size_t(head * kLatent + i)].bits, 0);

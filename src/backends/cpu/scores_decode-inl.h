@@ -84,7 +84,14 @@ constexpr KeyOrder kMxfp4Order = [] {
 }();
 
 HWY_INLINE CodeV load_codes(const std::byte* p) { return hn::LoadU(CodeD(), reinterpret_cast<const uint8_t*>(p)); }
-HWY_INLINE CodeV table(const std::array<uint8_t, 16>& bytes) { return hn::LoadDup128(CodeD(), bytes.data()); }
+/// 16 bytes, repeated in every block of a vector.
+struct alignas(64) Table {
+  constexpr explicit Table(const std::array<uint8_t, kBlockBytes>& block) {
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = block[i % kBlockBytes];
+  }
+  std::array<uint8_t, size_t(kCodeLanes)> bytes{};
+};
+HWY_INLINE CodeV load(const Table& table) { return hn::Load(CodeD(), table.bytes.data()); }
 
 /// Stores values given by their low and high bytes.
 HWY_INLINE void store_values(CodeV low, CodeV high, BFloat16* values) {
@@ -96,23 +103,22 @@ HWY_INLINE void store_values(CodeV low, CodeV high, BFloat16* values) {
 
 // ---- e4m3 ----
 
-using ByteTable = std::array<uint8_t, 16>;
 enum class Byte : uint8_t { kLow, kHigh };
 
 /// A byte of the BF16 values of the codes `first`, `first + step`, ...
-constexpr ByteTable e4m3_bytes(Byte byte, int first, int step) {
-  ByteTable bytes{};
+constexpr Table e4m3_bytes(Byte byte, int first, int step) {
+  std::array<uint8_t, kBlockBytes> bytes{};
   for (int i = 0; i < 16; ++i) {
     const uint16_t bits = to_bf16(e4m3_to_float(uint8_t(first + i * step))).bits;
     bytes[size_t(i)] = uint8_t(byte == Byte::kLow ? bits & 0xFF : bits >> 8);
   }
-  return bytes;
+  return Table(bytes);
 }
 // Of a normal number the high byte depends on the code's upper four bits alone, and the low byte is the lower four
 // bits.
-alignas(16) constexpr ByteTable kNormalHigh = e4m3_bytes(Byte::kHigh, 8, 16);
-alignas(16) constexpr ByteTable kSubnormalLow = e4m3_bytes(Byte::kLow, 0, 1);
-alignas(16) constexpr ByteTable kSubnormalHigh = e4m3_bytes(Byte::kHigh, 0, 1);
+constexpr Table kNormalHigh = e4m3_bytes(Byte::kHigh, 8, 16);
+constexpr Table kSubnormalLow = e4m3_bytes(Byte::kLow, 0, 1);
+constexpr Table kSubnormalHigh = e4m3_bytes(Byte::kHigh, 0, 1);
 
 /// Values of codes among which some are below 8 or NaN.
 HWY_NOINLINE inline void store_any_fp8(const std::byte* codes, BFloat16* values) {
@@ -123,9 +129,9 @@ HWY_NOINLINE inline void store_any_fp8(const std::byte* codes, BFloat16* values)
   const auto subnormal = hn::Lt(magnitude, hn::Set(d, 8));
   const auto nan = hn::Eq(magnitude, hn::Set(d, kE4m3Nan));
   auto low = hn::ShiftLeft<4>(code);
-  auto high = hn::TableLookupBytes(table(kNormalHigh), hn::ShiftRight<4>(code));
-  low = hn::IfThenElse(subnormal, hn::TableLookupBytes(table(kSubnormalLow), magnitude), low);
-  high = hn::IfThenElse(subnormal, hn::Or(hn::TableLookupBytes(table(kSubnormalHigh), magnitude), sign), high);
+  auto high = hn::TableLookupBytes(load(kNormalHigh), hn::ShiftRight<4>(code));
+  low = hn::IfThenElse(subnormal, hn::TableLookupBytes(load(kSubnormalLow), magnitude), low);
+  high = hn::IfThenElse(subnormal, hn::Or(hn::TableLookupBytes(load(kSubnormalHigh), magnitude), sign), high);
   low = hn::IfThenElse(nan, hn::Set(d, 0xC0), low);
   high = hn::IfThenElse(nan, hn::Or(hn::Set(d, 0x7F), sign), high);
   store_values(low, high, values);
@@ -137,7 +143,7 @@ struct NormalBytes {
 };
 struct ByTable {
   HWY_INLINE NormalBytes operator()(CodeV code) const {
-    return {hn::ShiftLeft<4>(code), hn::TableLookupBytes(table(kNormalHigh), hn::ShiftRight<4>(code))};
+    return {hn::ShiftLeft<4>(code), hn::TableLookupBytes(load(kNormalHigh), hn::ShiftRight<4>(code))};
   }
 };
 
@@ -162,16 +168,16 @@ HWY_INLINE bool decode_fp8_slot(Normal normal, const std::byte* codes, BFloat16*
 
 // A value's BF16 exponent is its block's scale byte plus kExponent - 1; the rest of its bits does not depend on the
 // scale. Zeros are made by the masks.
-alignas(16) constexpr ByteTable kExponent = {0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3};
-alignas(16) constexpr ByteTable kMantissa = {0, 0, 0, 0x40, 0, 0x40, 0, 0x40, 0, 0, 0, 0x40, 0, 0x40, 0, 0x40};
-alignas(16) constexpr ByteTable kSign = {0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
-constexpr ByteTable nonzero_mask(uint8_t mask) {
-  ByteTable bytes{};
+constexpr Table kExponent({0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3});
+constexpr Table kMantissa({0, 0, 0, 0x40, 0, 0x40, 0, 0x40, 0, 0, 0, 0x40, 0, 0x40, 0, 0x40});
+constexpr Table kSign({0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80});
+constexpr Table nonzero_mask(uint8_t mask) {
+  std::array<uint8_t, kBlockBytes> bytes{};
   for (size_t i = 0; i < 16; ++i) bytes[i] = i % 8 == 0 ? 0 : mask;
-  return bytes;
+  return Table(bytes);
 }
-alignas(16) constexpr ByteTable kLowMask = nonzero_mask(0x80);
-alignas(16) constexpr ByteTable kHighMask = nonzero_mask(0x7F);
+constexpr Table kLowMask = nonzero_mask(0x80);
+constexpr Table kHighMask = nonzero_mask(0x7F);
 
 /// Which scale byte of a token each byte of its vector `index` takes.
 constexpr std::array<uint8_t, size_t(kCodeLanes)> scale_places(int index) {
@@ -189,11 +195,11 @@ HWY_INLINE BlockTables block_tables(CodeV scale) {
   const CodeD d;
   const hn::Repartition<uint16_t, CodeD> d16;
   // Saturated: what BF16 has no exponent for becomes its largest binade, or nearly zero.
-  const auto exponent = hn::SaturatedSub(hn::SaturatedAdd(scale, table(kExponent)), hn::Set(d, 1));
+  const auto exponent = hn::SaturatedSub(hn::SaturatedAdd(scale, load(kExponent)), hn::Set(d, 1));
   const auto wide = hn::BitCast(d16, exponent);
   BlockTables tables = {
-      hn::OrAnd(table(kMantissa), hn::BitCast(d, hn::ShiftLeft<7>(wide)), table(kLowMask)),
-      hn::OrAnd(table(kSign), hn::BitCast(d, hn::ShiftRight<1>(wide)), table(kHighMask)),
+      hn::OrAnd(load(kMantissa), hn::BitCast(d, hn::ShiftLeft<7>(wide)), load(kLowMask)),
+      hn::OrAnd(load(kSign), hn::BitCast(d, hn::ShiftRight<1>(wide)), load(kHighMask)),
   };
   if constexpr (kNan) {
     const auto nan = hn::VecFromMask(d, hn::Eq(scale, hn::Set(d, 0xFF)));
@@ -272,26 +278,28 @@ class Mxfp4Unit {
   using Layout = IndexMxfp4;
   static constexpr bool kScaled = true;
   Mxfp4Unit(const UnitBytes& unit, const UnitBytes& later, BFloat16* values)
-      : unit_(unit), later_(later), values_(values), nan_(any_nan_scale(unit.scales)) {}
-  HWY_INLINE void finish() {}
+      : unit_(unit), later_(later), values_(values) {}
   HWY_INLINE void decode(int slot) {
     prefetch_slot<Layout>(later_, slot);
-    HWY_UNROLL(2)
-    for (int t = slot * kSlotTokens; t < (slot + 1) * kSlotTokens; ++t) {
-      const std::byte* codes = unit_.values + t * Layout::kValueBytes;
-      const std::byte* scales = unit_.scales + t * Layout::kScaleBytes;
-      if (HWY_UNLIKELY(nan_)) {
-        decode_mxfp4_token<true>(codes, scales, values_ + t * kIndexDim);
-      } else {
-        decode_mxfp4_token<false>(codes, scales, values_ + t * kIndexDim);
-      }
-    }
+    static_assert(kSlotTokens == 2);
+    decode_token<false>(2 * slot);
+    decode_token<false>(2 * slot + 1);
+  }
+  /// After all slots.
+  HWY_INLINE void finish() {
+    if (HWY_LIKELY(!any_nan_scale(unit_.scales))) return;
+    for (int t = 0; t < kUnitTokens; ++t) decode_token<true>(t);
   }
 
  private:
+  template <bool kNan>
+  HWY_INLINE void decode_token(int t) {
+    decode_mxfp4_token<kNan>(unit_.values + t * Layout::kValueBytes, unit_.scales + t * Layout::kScaleBytes,
+                             values_ + t * kIndexDim);
+  }
+
   UnitBytes unit_, later_;
   BFloat16* values_;
-  bool nan_;
 };
 
 template <class Unit>

@@ -44,9 +44,9 @@ struct Split {
   int packed_keys() const { return (keys + 31) / 32 * 32; }
 };
 
-/// Asks for the cache rows of a block, to the L2 cache. All at once: a row in an unmapped page holds up what comes
-/// after it until its page walk is done, and walks overlap where nothing else stands between them. Inlined, because GCC
-/// takes a function that only prefetches for one without effect and drops its calls.
+/// Asks for the cache rows of a block, to the L2 cache. All at once: a row whose page is not in the TLB holds up what
+/// comes after it until its page walk is done, and walks overlap where nothing else stands between them. Inlined,
+/// because GCC takes a function that only prefetches for one without effect and drops its calls.
 template <class Format>
 HWY_INLINE void prefetch_keys(const Split& split, int first) {
   const int last = std::min(first + kKeyBlock, split.keys);
@@ -79,7 +79,7 @@ bool decode_keys(const Split& split, int first, int n) {
   return complete;
 }
 
-/// Logits of keys first..first+n-1 over dimensions from..from+k-1.
+/// Logits of the first `n` keys of `s.keys`, over dimensions from..from+k-1.
 void multiply_keys(const Split& split, int n, int from, int k, float* logits) {
   const int padded = split.layout.padded_heads();
   split.ops.block_dot({.a = split.s.keys + from,
@@ -184,14 +184,11 @@ void clear_row(const SparseCoreArgs& args, int64_t row) {
 
 int splits_of(int valid) { return (valid + kSplitKeys - 1) / kSplitKeys; }
 
-/// Rows first..last-1.
+/// Rows first..last-1: their splits, then the merges of rows that have more than one.
 void run_wave(const SparseCoreArgs& args, const Workspace& workspace, const CoreLayout& layout, int64_t first,
               int64_t last) {
   std::byte* scratch = workspace.scratch.data();
   const auto& ops = *static_cast<const Bf16Ops*>(workspace.target);
-  const auto partials_of = [&](int64_t row, SplitPartial* partials) {
-    for (int i = 0; i < layout.splits(); ++i) partials[i] = layout.partial(scratch, row - first, i);
-  };
   workspace.threads->for_each((last - first) * layout.splits(), [&](int64_t task, int worker) {
     const int64_t row = first + task / layout.splits();
     const int index = int(task % layout.splits());
@@ -221,7 +218,7 @@ void run_wave(const SparseCoreArgs& args, const Workspace& workspace, const Core
     const int splits = splits_of(args.valid(row));
     if (splits < 2) return;
     SplitPartial partials[kMaxSplits];
-    partials_of(row, partials);
+    for (int i = 0; i < splits; ++i) partials[i] = layout.partial(scratch, row - first, i);
     merge_splits(args, row, partials, splits, head, std::min(head + kMergeHeads, layout.heads()));
   });
 }

@@ -154,8 +154,7 @@ inline void scaled_p(const CoreScratch& s, int padded_heads, int keys, int packe
   transpose_p(s, padded_heads, packed_keys);
 }
 
-/// logits += sum over tiles of scale * part, for `keys` keys from `first` on; `part_pitch` elements between the parts
-/// of tiles.
+/// logits += sum over tiles of scale * part, for `keys` keys from `first` on; `s.parts` holds those keys alone.
 inline void add_scaled_parts(const CoreScratch& s, int padded_heads, int first, int keys) {
   const CoreF d;
   for (int t = 0; t < keys; ++t) {
