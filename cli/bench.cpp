@@ -98,7 +98,7 @@ void print_point(const BenchPoint& point, const Peaks& peaks) {
   fmt::print("\n{}\n", styled(Style::kBold, "context " + point.context));
   Table table({{"stage", false},
                {"median", true},
-               {"p10", true},
+               {"best", true},
                {"p90", true},
                {"p99", true},
                {"bytes", true},
@@ -106,7 +106,7 @@ void print_point(const BenchPoint& point, const Peaks& peaks) {
                {"floor", true},
                {"of the time", true}});
   const auto add = [&](const BenchStage& stage, double floor) {
-    table.add({stage.name, seconds_text(stage.median()), seconds_text(stage.percentile(.1)),
+    table.add({stage.name, seconds_text(stage.median()), seconds_text(stage.percentile(0)),
                seconds_text(stage.percentile(.9)), seconds_text(stage.percentile(.99)), bytes_text(stage.work.bytes),
                fmt::format("{:.1f}", stage.work.flops / 1e6), seconds_text(floor),
                fmt::format("{:.0f} %", 100 * floor / stage.median())});

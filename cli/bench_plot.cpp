@@ -168,11 +168,12 @@ void draw_curves(Svg& svg, const BenchPlot& plot) {
   if (plot.points[0].floor > 0) {
     const auto floors = curve([](const BenchPoint& p) { return p.floor; });
     draw_curve(svg, floors, {"#555555", 1.8, "6 5"}, false);
-    svg.text(floors.back().x - 4, floors.back().y + 18, "floor", {.size = 13, .anchor = "end", .colour = "#555555"});
+    svg.text(floors.back().x - 4, floors.back().y + 18, "floor",
+             {.size = 13, .anchor = "end", .colour = "#555555", .halo = true});
   }
   const auto layer = curve([](const BenchPoint& p) { return p.layer.median(); });
   draw_curve(svg, layer, {kInk, 2.6, ""}, true);
-  svg.text(layer.front().x + 2, layer.front().y - 12, "whole layer", {.size = 13, .bold = true});
+  svg.text(layer.front().x + 2, layer.front().y - 12, "whole layer", {.size = 13, .bold = true, .halo = true});
 }
 
 }  // namespace

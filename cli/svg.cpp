@@ -47,11 +47,11 @@ void Svg::circle(SvgPoint centre, double radius, std::string_view fill) {
 }
 
 void Svg::text(double x, double y, std::string_view text, const Text& style) {
-  const std::string turned =
-      style.turn != 0 ? fmt::format(" transform=\"rotate({:.4g} {:.2f} {:.2f})\"", style.turn, x, y) : "";
+  const char* halo =
+      style.halo ? " stroke=\"#ffffff\" stroke-width=\"4\" stroke-linejoin=\"round\" paint-order=\"stroke\"" : "";
   body_ += fmt::format(
       "<text x=\"{:.2f}\" y=\"{:.2f}\" font-size=\"{:.4g}\" text-anchor=\"{}\" fill=\"{}\"{}{}>{}</text>\n", x, y,
-      style.size, style.anchor, style.colour, style.bold ? " font-weight=\"600\"" : "", turned, escape_html(text));
+      style.size, style.anchor, style.colour, style.bold ? " font-weight=\"600\"" : "", halo, escape_html(text));
 }
 
 }  // namespace dsacore::cli

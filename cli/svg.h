@@ -25,7 +25,7 @@ class Svg {
     std::string anchor = "start";  ///< start, middle, end
     std::string colour = "#222";
     bool bold = false;
-    double turn = 0;  ///< degrees about its place
+    bool halo = false;  ///< a white rim, for text over lines
   };
 
   void rect(double x, double y, double width, double height, std::string_view fill, double opacity = 1,

@@ -73,7 +73,7 @@ Fixture& fixture(bool second) {
     options.seed = 3;
     options.heads = 2;
     options.batch = kRows;
-    options.context = "40,200,64,1,129,90";
+    options.context = "200";
     options.kv_format = kv;
     options.index_format = index;
     options.page = page;
@@ -97,52 +97,92 @@ struct HostileStep {
   std::vector<int32_t> block_table, index_block_table, seq_lens;
 };
 
-/// Mostly a number of -1..high, now and then any of the type.
+/// Mostly a number of -1..high, now and then an extreme or any of the type.
 template <class T>
 T hostile(FuzzedDataProvider& in, int64_t high) {
   constexpr T kEdges[] = {std::numeric_limits<T>::min(), std::numeric_limits<T>::max(), T(-2), T(1) << 30};
-  const auto kind = in.ConsumeIntegral<uint8_t>();
-  if (kind < 4) return kEdges[kind];
-  if (kind < 6) return in.ConsumeIntegral<T>();
+  const int kind = in.ConsumeIntegralInRange<int>(0, 31);
+  if (kind >= 28) return kEdges[kind - 28];
+  if (kind >= 26) return in.ConsumeIntegral<T>();
   return T(in.ConsumeIntegralInRange<int64_t>(-1, high));
 }
 
+/// True now and then; false where the input is at its end.
+bool seldom(FuzzedDataProvider& in) { return in.ConsumeIntegral<uint8_t>() >= 250; }
+
+/// Replaces one of the values, or changes how many there are.
 template <class T>
-void fill(FuzzedDataProvider& in, std::vector<T>& values, int64_t count, int64_t high) {
-  values.resize(size_t(count));
-  for (T& value : values) value = hostile<T>(in, high);
-  values.shrink_to_fit();
+void spoil(FuzzedDataProvider& in, std::vector<T>& values, int64_t high, bool may_resize) {
+  if (may_resize && seldom(in)) values.resize(in.ConsumeIntegralInRange<size_t>(0, 2 * kRows));
+  if (values.empty()) return;
+  values[in.ConsumeIntegralInRange<size_t>(0, values.size() - 1)] = hostile<T>(in, high);
+}
+
+/// A decode step over the case's own keys: lengths and which request's pages from the input, slots where the new tokens
+/// belong.
+void make_plain_step(FuzzedDataProvider& in, const Case& c, HostileStep& h, int q, int64_t requests) {
+  const int64_t width = c.step.block_table.extent(1);
+  const bool own_index = in.ConsumeBool();
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t like = (r + in.ConsumeIntegralInRange<int64_t>(0, kRows - 1)) % kRows;
+    const int64_t length = kMaxLength - in.ConsumeIntegralInRange<int64_t>(0, kMaxLength);
+    h.seq_lens.push_back(int32_t(length));
+    const int32_t* pages = c.step.block_table.row(like);
+    h.block_table.insert(h.block_table.end(), pages, pages + width);
+    for (int64_t i = 0; own_index && i < width * (c.kv.page / kIndexPage); ++i) {
+      h.index_block_table.push_back(int32_t(in.ConsumeIntegralInRange<int64_t>(0, c.index.pages - 1)));
+    }
+    for (int j = 0; j < q; ++j) {
+      const int64_t token = length - q + j;
+      const bool writes = token >= 0 && !in.ConsumeBool();
+      const Place kv = kv_place(pages, c.kv.page, LocalId(int32_t(std::max<int64_t>(token, 0))));
+      const Place index = index_place(pages, nullptr, c.kv.page, LocalId(int32_t(std::max<int64_t>(token, 0))));
+      h.slots.push_back(writes ? int64_t(kv.page.value()) * c.kv.page + kv.offset : -1);
+      h.index_slots.push_back(writes ? int64_t(index.page.value()) * kIndexPage + index.offset : -1);
+    }
+  }
 }
 
 void make_step(FuzzedDataProvider& in, const Case& c, HostileStep& h) {
   Step& step = h.step;
-  step.batch = in.ConsumeIntegral<uint8_t>() < 250 ? kRows : in.ConsumeIntegral<int>();
-  step.q = in.ConsumeIntegral<uint8_t>() < 250 ? in.ConsumeIntegralInRange<int>(1, 3) : in.ConsumeIntegral<int>();
-  const int q = step.q >= 1 && step.q <= 3 ? step.q : 1;
-  const int64_t requests = in.ConsumeIntegralInRange<int64_t>(0, kRows / q + (in.ConsumeBool() ? 0 : 1));
-  const int64_t rows = requests * q;
-  const auto extent = [&](int64_t right) {
-    return in.ConsumeIntegral<uint8_t>() < 253 ? right : in.ConsumeIntegralInRange<int64_t>(0, 8);
-  };
-
+  step.batch = seldom(in) ? in.ConsumeIntegral<int>() : kRows;
+  step.q = in.ConsumeIntegralInRange<int>(1, 3);
+  const int64_t requests = kRows / step.q - in.ConsumeIntegralInRange<int64_t>(-1, kRows / step.q);
+  const int64_t rows = requests * step.q;
+  make_plain_step(in, c, h, step.q, requests);
+  int64_t table_width = c.step.block_table.extent(1);
+  if (seldom(in)) table_width = in.ConsumeIntegralInRange<int64_t>(0, table_width);
+  h.block_table.resize(size_t(requests * table_width));
+  for (int edits = in.ConsumeIntegralInRange<int>(0, 6); edits > 0; --edits) {
+    switch (in.ConsumeIntegralInRange<int>(0, 5)) {
+      case 0: spoil(in, h.slots, c.kv.pages * c.kv.page, true); break;
+      case 1: spoil(in, h.index_slots, c.index.pages * kIndexPage, true); break;
+      case 2: spoil(in, h.seq_lens, kMaxLength + 1, false); break;
+      case 3: spoil(in, h.block_table, c.kv.pages, false); break;
+      case 4: spoil(in, h.index_block_table, c.index.pages, false); break;
+      default: step.q = seldom(in) ? in.ConsumeIntegral<int>() : step.q; break;
+    }
+  }
   const int64_t width = c.sizes.width();
-  h.projected.resize(size_t(rows * c.step.projected.stride(0)));
-  for (int64_t b = 0; b < rows; ++b)
-    std::copy_n(c.step.projected.row(b % kRows), width, &h.projected[size_t(b * width)]);
+  for (int64_t b = 0; b < rows; ++b) {
+    const BFloat16* row = c.step.projected.row(b % kRows);
+    h.projected.insert(h.projected.end(), row, row + width);
+  }
+  // No spare capacity: a read behind the end must lie outside the allocation.
+  h.projected.shrink_to_fit();
+  h.slots.shrink_to_fit();
+  h.index_slots.shrink_to_fit();
+  h.block_table.shrink_to_fit();
+  h.index_block_table.shrink_to_fit();
+  h.seq_lens.shrink_to_fit();
   step.projected = View<const BFloat16, 2>(h.projected.data(), rows, width);
-  fill(in, h.slots, extent(rows), c.kv.pages * c.kv.page);
-  fill(in, h.index_slots, extent(rows), c.index.pages * kIndexPage);
-  fill(in, h.seq_lens, requests, kMaxLength);
-  const int64_t table_width = in.ConsumeIntegralInRange<int64_t>(0, 5);
-  const int64_t table_rows = extent(requests);
-  fill(in, h.block_table, table_rows * table_width, c.kv.pages);
   step.slots = View<const int64_t, 1>(h.slots.data(), h.slots.size());
   step.index_slots = View<const int64_t, 1>(h.index_slots.data(), h.index_slots.size());
   step.seq_lens = View<const int32_t, 1>(h.seq_lens.data(), requests);
-  step.block_table = View<const int32_t, 2>(h.block_table.data(), table_rows, table_width);
-  if (!in.ConsumeBool()) return;
-  fill(in, h.index_block_table, table_rows * (table_width + 1), c.index.pages);
-  step.index_block_table = View<const int32_t, 2>(h.index_block_table.data(), table_rows, table_width + 1);
+  step.block_table = View<const int32_t, 2>(h.block_table.data(), requests, table_width);
+  if (h.index_block_table.empty()) return;
+  const int64_t index_width = int64_t(h.index_block_table.size()) / requests;
+  step.index_block_table = View<const int32_t, 2>(h.index_block_table.data(), requests, index_width);
 }
 
 // ---- what the specification says of a step, written anew from its section 10 ----

@@ -77,7 +77,8 @@ void spoil_row(CaseRows& rows, int64_t b, RowAct act, Rng& rng) {
 /// Adversarial inputs, one kind a row, in turn over the rows of real requests.
 void spoil_rows(CaseRows& rows, const CaseOptions& o, const CaseKinds& kinds, int live) {
   std::vector<RowAct> acts;
-  if (kinds.magnitude) acts.insert(acts.end(), {RowAct::kLarge, RowAct::kSmall});
+  if (kinds.magnitude) acts.push_back(RowAct::kLarge);
+  if (kinds.magnitude) acts.push_back(RowAct::kSmall);
   if (kinds.zero) acts.push_back(RowAct::kZero);
   if (kinds.subnormal) acts.push_back(RowAct::kSubnormal);
   if (kinds.zero) acts.push_back(RowAct::kZeroQ);

@@ -14,8 +14,9 @@ View<T, sizeof...(Extents)> view_of(const AlignedBytes* buffer, Extents... exten
   return View<T, sizeof...(Extents)>(reinterpret_cast<T*>(buffer->data()), extents...);
 }
 
-/// Columns `at .. at + width` of the projected rows.
+/// Columns `at .. at + width` of the projected rows; nothing where there are none.
 View<const BFloat16, 2> part_of(View<const BFloat16, 2> projected, int64_t at, int64_t width) {
+  if (projected.empty()) return {};
   return View<const BFloat16, 2>(projected.data() + at, projected.extent(0), width).with_pitch(projected.stride(0));
 }
 

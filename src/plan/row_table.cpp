@@ -35,7 +35,8 @@ RowTable RowTable::parse(std::string_view argument, std::string_view text) {
   RowTable table;
   table.text_ = text;
   if (text.empty()) return table;
-  if (text.find(':') == std::string_view::npos && text.find(',') == std::string_view::npos) {
+  const bool names_rows = text.front() >= '0' && text.front() <= '9';
+  if (!names_rows && text.find(':') == std::string_view::npos && text.find(',') == std::string_view::npos) {
     table.entries_.push_back({1, kMaxRows, std::string(text)});
     return table;
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
@@ -60,9 +61,11 @@ class Crew {
     return true;
   }
 
-  /// Spins a little, then lets others run.
+  /// Spins a little, then lets others run, then sleeps: a leader that waits for another rank must not cost a core a thread.
   static void relax(int idle) {
     constexpr int kSpins = 2000;
+    constexpr int kYields = 200;
+    if (idle > kSpins + kYields) return std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (idle > kSpins) return std::this_thread::yield();
 #if defined(__x86_64__)
     _mm_pause();

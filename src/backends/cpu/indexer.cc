@@ -70,6 +70,7 @@ struct IndexerRun {
   Method method;
   IndexerScratch scratch;
   int topk;
+  Threads& threads;
 
   /// n of a row (spec 5), and what this rank holds of it.
   int64_t seen(int64_t request, int position) const { return keys_seen(args.seq_lens(request), args.q, position); }
@@ -165,7 +166,9 @@ void write_candidates(const IndexerRun& run, int64_t row, int64_t count, Candida
   std::fill(out + count, out + run.topk, Candidate{0, INT32_MAX});
 }
 
-/// Selects for row `position` of a request.
+constexpr int kTogether = -1;
+
+/// Selects for row `position` of a request: by one worker, or, for kTogether, by all threads.
 void select_row(const IndexerRun& run, const RequestKeys& request, int position, int worker) {
   const int64_t row = request.request * run.args.q + position;
   const int64_t n = run.seen(request.request, position), held = run.held(request.request, position);
@@ -182,13 +185,38 @@ void select_row(const IndexerRun& run, const RequestKeys& request, int position,
   if (held <= run.topk) {
     return write_candidates(run, row, held, [&](int64_t i) { return Candidate{keys[i], global(i)}; });
   }
-  const TokenList best =
-      select_best(keys, request.maxima_of(position), held, run.topk, run.scratch.select_buffers(worker));
+  const uint32_t* maxima = request.maxima_of(position);
+  const TokenList best = worker == kTogether
+                             ? select_best_together(keys, maxima, held, run.topk, run.scratch.together, run.threads)
+                             : select_best(keys, maxima, held, run.topk, run.scratch.select_buffers(worker));
   if (alone) {
     std::copy_n(best.tokens, best.count, run.args.topk_tokens.row(row));
     return complete_row(run, row, best.count);
   }
   write_candidates(run, row, best.count, [&](int64_t i) { return Candidate{best.keys[i], global(best.tokens[i])}; });
+}
+
+void select_rows(const IndexerRun& run, const Wave& wave) {
+  const int64_t rows = wave.count * run.args.q;
+  const auto select = [&](int64_t task, int worker) {
+    select_row(run, wave.requests[task / run.args.q], int(task % run.args.q), worker);
+  };
+  // Each row waits for the one before where all threads share one: only for few rows that are long enough to be shared.
+  int64_t longest = 0;
+  for (int64_t i = 0; i < wave.count; ++i) longest = std::max(longest, wave.requests[i].tokens);
+  if (2 * rows > run.threads.count() || groups_of(longest) < run.topk) return run.threads.for_each(rows, select);
+  for (int64_t row = 0; row < rows; ++row) select(row, kTogether);
+}
+
+void run_waves(const IndexerRun& run, std::byte* keys, int64_t bytes) {
+  const int64_t requests = run.args.seq_lens.extent(0);
+  for (int64_t first = 0; first < requests;) {
+    const Wave wave = plan_wave(run, first, keys, bytes);
+    for (int w = 0; w < run.threads.count(); ++w) *run.scratch.score_buffers(w).request = -1;
+    run.threads.for_each(wave.tasks(), [&](int64_t task, int worker) { score_task(run, wave, task, worker); });
+    select_rows(run, wave);
+    first += wave.count;
+  }
 }
 
 void run_indexer(const IndexerArgs& args, const Workspace& workspace) {
@@ -202,18 +230,10 @@ void run_indexer(const IndexerArgs& args, const Workspace& workspace) {
     longest = std::max(longest, local_count(args.shard, keys_seen(args.seq_lens(r), args.q, args.q - 1)));
   }
   std::byte* base = workspace.scratch.data();
-  const IndexerRun run{args, ops, method, IndexerScratch(base, method.panels, topk, longest, requests), topk};
-  const int64_t keys_at = run.scratch.keys_at(threads.count());
-  const int64_t key_room = int64_t(workspace.scratch.size()) - keys_at;
-  for (int64_t first = 0; first < requests;) {
-    const Wave wave = plan_wave(run, first, base + keys_at, key_room);
-    for (int w = 0; w < threads.count(); ++w) *run.scratch.score_buffers(w).request = -1;
-    threads.for_each(wave.tasks(), [&](int64_t task, int worker) { score_task(run, wave, task, worker); });
-    threads.for_each(wave.count * args.q, [&](int64_t task, int worker) {
-      select_row(run, wave.requests[task / args.q], int(task % args.q), worker);
-    });
-    first += wave.count;
-  }
+  const IndexerScratch scratch(base, method.panels, topk, longest, requests);
+  const IndexerRun run{args, ops, method, scratch, topk, threads};
+  const int64_t keys_at = scratch.keys_at(threads.count());
+  threads.together([&] { run_waves(run, base + keys_at, int64_t(workspace.scratch.size()) - keys_at); });
 }
 
 Verdict accepts(const ShapeKey&) { return {}; }

@@ -82,11 +82,11 @@ struct ScoreBuffers {
   float* dots[2];     ///< [kUnitTokens, columns of a panel or of a row]
 };
 
-/// What a worker needs to select. The sizes follow from spec 5: see select-inl.h.
+/// What the selection of a row needs: a worker's, or that of a row on which all threads work together.
 struct SelectBuffers {
-  uint32_t* keys;       ///< [select_capacity]
-  int32_t* tokens;      ///< [select_capacity]
-  uint32_t* rest;       ///< [select_rest]
+  uint32_t* keys;       ///< candidates
+  int32_t* tokens;      ///< theirs
+  uint32_t* rest;       ///< of kth_largest: as long as keys, and as the maxima
   uint32_t* histogram;  ///< [kHistogramWords]
 };
 
@@ -94,14 +94,22 @@ inline constexpr int kHistogramBits = 11;
 inline constexpr int kHistogramWords = 2 << kHistogramBits;
 inline constexpr int kSelectSlack = 64;  ///< elements that a vector store may write past the last one
 
-inline constexpr int kWordGroups = 64;   ///< groups whose ties are counted together
+inline constexpr int kWordGroups = 64;  ///< groups whose ties are counted together
 
-/// Keys that collect() of select-inl.h can find: above the floor, equal to it, and as many equal ones as it may not yet have counted.
+/// Keys that collect() of select-inl.h can find: above the floor, equal to it, and as many equal ones as it may not yet
+/// have counted.
 constexpr int64_t select_capacity(int topk) {
   return int64_t(kKeyGroup + 1) * topk + kWordGroups * kKeyGroup + kSelectSlack;
 }
-constexpr int64_t select_rest(int topk, int64_t tokens) {
-  return std::max(select_capacity(topk), key_pitch(tokens) / kKeyGroup + kSelectSlack);
+constexpr int64_t groups_of(int64_t tokens) { return (tokens + kKeyGroup - 1) / kKeyGroup; }
+
+/// A row on which threads work together is collected in parts.
+inline constexpr int kSelectParts = 8;
+constexpr int64_t part_groups(int64_t tokens) {
+  return (groups_of(tokens) + kSelectParts * kWordGroups - 1) / (kSelectParts * kWordGroups) * kWordGroups;
+}
+constexpr int64_t part_capacity(int topk, int64_t tokens) {
+  return std::min(select_capacity(topk), part_groups(tokens) * kKeyGroup + kSelectSlack);
 }
 
 inline ScoreBuffers take_score_buffers(ScratchPieces& pieces, const QueryPanels& panels) {
@@ -114,17 +122,18 @@ inline ScoreBuffers take_score_buffers(ScratchPieces& pieces, const QueryPanels&
   return b;
 }
 
-inline SelectBuffers take_select_buffers(ScratchPieces& pieces, int topk, int64_t tokens) {
+/// Buffers for `capacity` candidates of a row of up to `tokens`.
+inline SelectBuffers take_select_buffers(ScratchPieces& pieces, int64_t capacity, int64_t tokens) {
   SelectBuffers b;
-  b.keys = pieces.take<uint32_t>(select_capacity(topk));
-  b.tokens = pieces.take<int32_t>(select_capacity(topk));
-  b.rest = pieces.take<uint32_t>(select_rest(topk, tokens));
+  b.keys = pieces.take<uint32_t>(capacity);
+  b.tokens = pieces.take<int32_t>(capacity);
+  b.rest = pieces.take<uint32_t>(std::max(capacity, groups_of(tokens) + kSelectSlack));
   b.histogram = pieces.take<uint32_t>(kHistogramWords);
   return b;
 }
 
-/// The scratch of a step before its keys: a list of requests, then the workers' buffers, of which those for scoring and
-/// those for selecting share their bytes.
+/// The scratch of a step before its keys: a list of requests, buffers for a row on which threads select together, and
+/// the workers' buffers, of which those for scoring and those for selecting share their bytes.
 class IndexerScratch {
  public:
   /// `tokens`: the longest request's on this rank. From null it only counts.
@@ -132,10 +141,11 @@ class IndexerScratch {
       : base_(base), panels_(panels), topk_(topk), tokens_(tokens) {
     ScratchPieces pieces(base);
     requests = pieces.take<RequestKeys>(most_requests);
+    together = take_select_buffers(pieces, kSelectParts * part_capacity(topk, tokens), tokens);
     workers_at_ = pieces.bytes();
     ScratchPieces score(nullptr), select(nullptr);
     take_score_buffers(score, panels);
-    take_select_buffers(select, topk, tokens);
+    take_select_buffers(select, select_capacity(topk), tokens);
     worker_bytes_ = std::max(score.bytes(), select.bytes());
   }
 
@@ -145,12 +155,13 @@ class IndexerScratch {
   }
   SelectBuffers select_buffers(int worker) const {
     ScratchPieces pieces(at(worker));
-    return take_select_buffers(pieces, topk_, tokens_);
+    return take_select_buffers(pieces, select_capacity(topk_), tokens_);
   }
   /// Where the keys begin.
   int64_t keys_at(int threads) const { return workers_at_ + threads * worker_bytes_; }
 
   RequestKeys* requests;
+  SelectBuffers together;
 
  private:
   std::byte* at(int worker) const { return base_ + workers_at_ + worker * worker_bytes_; }

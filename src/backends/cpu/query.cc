@@ -1,8 +1,8 @@
 // query: steps 1 to 5 of spec 4 on the cpu.
 // q_a -> norm -> q_c -> W_QB -> x -> W_UK, scale, round -> query rows | kv_a -> norm -> quantise -> MLA cache row
 //
-// The weights are read once: a task takes a part of one head's and multiplies it with every row. Kernels:
-// query_few_rows and query_many_rows (rows.h says which when), which share the order of the work, run_query.
+// The weights are read once: a task takes a part of one head's and multiplies it with every row. Kernels: few_rows and
+// many_rows (rows.h says which when), which share the order of the work, run_query.
 #include <algorithm>
 
 #include "backends/cpu/bf16_ops.h"

@@ -23,6 +23,7 @@
 #include "backends/cpu/indexer_layout.h"
 #include "format/score_key.h"
 #include "hwy/highway.h"
+#include "threads/threads.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dsacore::cpu {
@@ -147,7 +148,8 @@ inline Threshold kth_largest(const uint32_t* keys, int64_t count, int64_t k, uin
     k -= above;
     const uint32_t least = range.least + (uint32_t(bin) << shift);
     if (shift == 0) return {least, greater};
-    count = copy_range(keys, count, least, (1u << shift) - 1, rest, &range);
+    const uint32_t span = std::min((1u << shift) - 1, range.largest - least);  // the last bin may reach beyond 32 bits
+    count = copy_range(keys, count, least, span, rest, &range);
     keys = rest;
   }
   return {range.least, greater};
@@ -162,18 +164,20 @@ struct TokenList {
   int64_t count;
 };
 
-/// Appends a group's keys from `bound` on.
-HWY_INLINE void append_group(const uint32_t* keys, int64_t group, uint32_t bound, TokenList* list) {
+/// Appends a group's keys from `bound` on and returns the new count.
+HWY_INLINE int64_t append_group(const uint32_t* keys, int64_t group, uint32_t bound, uint32_t* to_keys,
+                                int32_t* to_tokens, int64_t count) {
   const SelectD d;
   const hn::RebindToSigned<SelectD> di;
   const int64_t first = group * kKeyGroup;
   for (int64_t t = first; t < first + kKeyGroup; t += kSelectLanes) {
     const auto v = hn::LoadU(d, keys + t);
     const auto take = hn::Not(hn::Lt(v, hn::Set(d, bound)));
-    hn::StoreU(hn::Compress(v, take), d, list->keys + list->count);
-    hn::StoreU(hn::Compress(hn::Iota(di, int32_t(t)), hn::RebindMask(di, take)), di, list->tokens + list->count);
-    list->count += int64_t(hn::CountTrue(d, take));
+    hn::StoreU(hn::Compress(v, take), d, to_keys + count);
+    hn::StoreU(hn::Compress(hn::Iota(di, int32_t(t)), hn::RebindMask(di, take)), di, to_tokens + count);
+    count += int64_t(hn::CountTrue(d, take));
   }
+  return count;
 }
 
 /// A bit for each of up to kWordGroups maxima from `bound` on.
@@ -200,25 +204,30 @@ inline int64_t count_equal(const uint32_t* keys, int64_t count, uint32_t key) {
   return equal;
 }
 
-/// All keys above `floor`, and of those equal to it the first `ties` at least, with their tokens. `keys` and `maxima` as in
-/// RequestKeys, `groups` of them. Only groups whose maximum reaches the floor are looked at; once there are ties enough, only those
-/// whose maximum exceeds it.
-inline void collect(const uint32_t* keys, const uint32_t* maxima, int64_t groups, uint32_t floor, int64_t ties, TokenList* list) {
-  list->count = 0;
-  for (int64_t first = 0; first < groups; first += kWordGroups) {
+/// All keys above `floor` in groups begin..end-1, and of those equal to it the first `ties` at least, with their
+/// tokens. `keys` and `maxima` as in RequestKeys. Only groups whose maximum reaches the floor are looked at; once there
+/// are ties enough, only those whose maximum exceeds it.
+inline TokenList collect(const uint32_t* keys, const uint32_t* maxima, int64_t begin, int64_t end, uint32_t floor,
+                         int64_t ties, uint32_t* to_keys, int32_t* to_tokens) {
+  int64_t count = 0;
+  for (int64_t first = begin; first < end; first += kWordGroups) {
     const uint32_t bound = ties > 0 ? floor : floor + 1;
-    const int64_t before = list->count;
-    uint64_t bits = groups_from(maxima + first, std::min<int64_t>(groups - first, kWordGroups), bound);
-    for (; bits != 0; bits &= bits - 1) append_group(keys, first + std::countr_zero(bits), bound, list);
-    if (ties > 0) ties -= count_equal(list->keys + before, list->count - before, floor);
+    const int64_t before = count;
+    uint64_t bits = groups_from(maxima + first, std::min<int64_t>(end - first, kWordGroups), bound);
+    for (; bits != 0; bits &= bits - 1) {
+      count = append_group(keys, first + std::countr_zero(bits), bound, to_keys, to_tokens, count);
+    }
+    if (ties > 0) ties -= count_equal(to_keys + before, count - before, floor);
   }
+  return {to_keys, to_tokens, count};
 }
 
 // ---- selection ----
 
-/// Takes the keys above the threshold and the first `ties` of those equal to it from `count` keys, in order, to `list`, which may be
-/// where they are. Their tokens are `tokens`, or, where that is null, 0, 1, 2, ...
-inline void keep(const uint32_t* keys, const int32_t* tokens, int64_t count, uint32_t threshold, int64_t ties, TokenList* list) {
+/// Takes the keys above the threshold and the first `ties` of those equal to it from `count` keys, in order, to `list`,
+/// which may be where they are. Their tokens are `tokens`, or, where that is null, 0, 1, 2, ...
+inline void keep(const uint32_t* keys, const int32_t* tokens, int64_t count, uint32_t threshold, int64_t ties,
+                 TokenList* list) {
   const SelectD d;
   const hn::RebindToSigned<SelectD> di;
   const auto bound = hn::Set(d, threshold);
@@ -252,20 +261,52 @@ inline void keep(const uint32_t* keys, const int32_t* tokens, int64_t count, uin
   list->count = kept;
 }
 
-/// The `k` best of `n > k` keys by (key descending, token ascending), ascending by token, in the buffers. Keys from `n` to the end of
-/// its group are 0.
-inline TokenList select_best(const uint32_t* keys, const uint32_t* maxima, int64_t n, int64_t k, const SelectBuffers& b) {
-  const int64_t groups = (n + kKeyGroup - 1) / kKeyGroup;
+/// What collect() is to find keys from, for the `k` best of a row with at least `k` groups.
+inline uint32_t floor_of(const uint32_t* maxima, int64_t groups, int64_t k, const SelectBuffers& b) {
+  return kth_largest(maxima, groups, k, b.rest, b.histogram).key;
+}
+
+/// The `k` best of what was collected, in its place.
+inline void keep_best(int64_t k, const SelectBuffers& b, TokenList* list) {
+  const Threshold threshold = kth_largest(list->keys, list->count, k, b.rest, b.histogram);
+  keep(list->keys, list->tokens, list->count, threshold.key, k - threshold.greater, list);
+}
+
+/// The `k` best of `n > k` keys by (key descending, token ascending), ascending by token, in the buffers. Keys from `n`
+/// to the end of its group are 0.
+inline TokenList select_best(const uint32_t* keys, const uint32_t* maxima, int64_t n, int64_t k,
+                             const SelectBuffers& b) {
+  const int64_t groups = groups_of(n);
   TokenList list = {b.keys, b.tokens, 0};
   if (groups < k) {  // no floor; but so few groups are few keys
     const Threshold threshold = kth_largest(keys, n, k, b.rest, b.histogram);
     keep(keys, nullptr, n, threshold.key, k - threshold.greater, &list);
     return list;
   }
-  const uint32_t floor = kth_largest(maxima, groups, k, b.rest, b.histogram).key;
-  collect(keys, maxima, groups, floor, k, &list);
-  const Threshold threshold = kth_largest(list.keys, list.count, k, b.rest, b.histogram);
-  keep(list.keys, list.tokens, list.count, threshold.key, k - threshold.greater, &list);
+  list = collect(keys, maxima, 0, groups, floor_of(maxima, groups, k, b), k, b.keys, b.tokens);
+  keep_best(k, b, &list);
+  return list;
+}
+
+/// The same by several threads.
+inline TokenList select_best_together(const uint32_t* keys, const uint32_t* maxima, int64_t n, int64_t k,
+                                      const SelectBuffers& b, Threads& threads) {
+  const int64_t groups = groups_of(n);
+  if (groups < k) return select_best(keys, maxima, n, k, b);
+  const uint32_t floor = floor_of(maxima, groups, k, b);
+  const int64_t part = part_groups(n), capacity = part_capacity(int(k), n);
+  TokenList lists[kSelectParts];
+  threads.for_each(kSelectParts, [&](int64_t i, int) {
+    lists[i] = collect(keys, maxima, std::min(i * part, groups), std::min((i + 1) * part, groups), floor, k,
+                       b.keys + i * capacity, b.tokens + i * capacity);
+  });
+  TokenList list = lists[0];
+  for (int i = 1; i < kSelectParts; ++i) {
+    std::copy_n(lists[i].keys, lists[i].count, list.keys + list.count);
+    std::copy_n(lists[i].tokens, lists[i].count, list.tokens + list.count);
+    list.count += lists[i].count;
+  }
+  keep_best(k, b, &list);
   return list;
 }
 
