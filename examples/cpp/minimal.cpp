@@ -34,7 +34,8 @@ int main() {
   using namespace dsacore;
   // Weights: borrowed by the layer, so they live as long as it does.
   const auto q_norm = numbers(kQLora, 1, 1), kv_norm = numbers(kLatent, 1, 2), k_norm = numbers(kIndexDim, 1, 3);
-  const auto q_b = numbers(size_t(kHeads) * kHeadQuery * kQLora, 0.1f, 4), kv_b = numbers(size_t(kHeads) * kKvB * kLatent, 0.1f, 5);
+  const auto q_b = numbers(size_t(kHeads) * kHeadQuery * kQLora, 0.1f, 4),
+             kv_b = numbers(size_t(kHeads) * kKvB * kLatent, 0.1f, 5);
   const auto wq_b = numbers(size_t(kIndexHeads) * kIndexDim * kQLora, 0.1f, 6);
   const LayerWeights weights = {.q_a_layernorm = tensor(q_norm, kQLora, 0),
                                 .kv_a_layernorm = tensor(kv_norm, kLatent, 0),
@@ -75,7 +76,8 @@ int main() {
       layer.run(step).or_throw();
     }
     const StageViews stages = layer.stages();
-    std::printf("request 0 attends to %d of 100 tokens; the first selected one is token %d\n", stages.valid(0), stages.topk_tokens(0, 0));
+    std::printf("request 0 attends to %d of 100 tokens; the first selected one is token %d\n", stages.valid(0),
+                stages.topk_tokens(0, 0));
   } catch (const Exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 2;

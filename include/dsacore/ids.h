@@ -1,5 +1,6 @@
-// Strong integer types for the words of spec 1. They convert neither into each other nor from raw integers by themselves;
-// only src/format/paging.h turns one into another. Each has the size of its raw integer, so arrays of either alias.
+// Strong integer types for the words of spec 1. They convert neither into each other nor from raw integers by
+// themselves; only src/format/paging.h turns one into another. Each has the size of its raw integer, so arrays of
+// either alias.
 #pragma once
 
 #include <cstdint>

@@ -21,10 +21,10 @@ namespace dsacore {
 /// DSACORE_CPU_TARGET, DSACORE_TABLES), read here and nowhere else, then to what the machine offers.
 struct ContextOptions {
   BackendKind backend = BackendKind::kCpu;
-  int device = 0;                    ///< CUDA device ordinal
-  int threads = 0;                   ///< 0: DSACORE_THREADS, else every core
-  std::string cpu_target{};            ///< e.g. "avx2"; empty: the best that the machine runs
-  std::string tables_file{};           ///< kernel and overlap tables instead of the compiled-in ones
+  int device = 0;             ///< CUDA device ordinal
+  int threads = 0;            ///< 0: DSACORE_THREADS, else every core
+  std::string cpu_target{};   ///< e.g. "avx2"; empty: the best that the machine runs
+  std::string tables_file{};  ///< kernel and overlap tables instead of the compiled-in ones
   /// Called during prepare with each choice made, one line of text. The library itself prints nothing.
   std::function<void(std::string_view)> on_choice{};
 };
@@ -46,7 +46,7 @@ class Context {
 
   BackendKind backend() const;
   int threads() const;
-  std::string_view cpu_target() const;   ///< the instruction set in use; "scalar" for the reference backend
+  std::string_view cpu_target() const;  ///< the instruction set in use; "scalar" for the reference backend
   /// Scratch shared by all layers prepared so far.
   std::vector<ReservedItem> reserved() const;
 
@@ -59,32 +59,33 @@ class Context {
 
 /// A batch size to prepare.
 struct PreparedBatch {
-  int rows = 0;              ///< B, 1..256
-  int64_t pitch_elems = 0;   ///< row pitch of `projected`, >= width
+  int rows = 0;             ///< B, 1..256
+  int64_t pitch_elems = 0;  ///< row pitch of `projected`, >= width
 };
 
 struct PrepareOptions {
   std::vector<PreparedBatch> batches{};
-  std::vector<int> queries = {1};    ///< every (B, q) with B % q == 0 is prepared; q 1..8
-  int64_t max_context = 0;           ///< longest `seq_len`, 1..1048576
-  int64_t cache_pages = 0;           ///< pages of 64 tokens in the index cache; 0: unknown. Bounds the context and so the scratch
-  std::string overlap{};             ///< "rows:mode,..." or a mode; empty: the table's
-  std::string kernels{};             ///< "stage=rows:name,...;..." ; empty: the table's
-  Box* box = nullptr;                ///< DCP: this rank's end, which outlives the layer; null: one rank
+  std::vector<int> queries = {1};  ///< every (B, q) with B % q == 0 is prepared; q 1..8
+  int64_t max_context = 0;         ///< longest `seq_len`, 1..1048576
+  int64_t cache_pages =
+      0;                  ///< pages of 64 tokens in the index cache; 0: unknown. Bounds the context and so the scratch
+  std::string overlap{};  ///< "rows:mode,..." or a mode; empty: the table's
+  std::string kernels{};  ///< "stage=rows:name,...;..." ; empty: the table's
+  Box* box = nullptr;     ///< DCP: this rank's end, which outlives the layer; null: one rank
 };
 
-/// The tensors between the stages of the last run, in scratch that the context's layers share: read them before the next run.
-/// Rows past the requests given hold unspecified bytes in the query-stage tensors.
+/// The tensors between the stages of the last run, in scratch that the context's layers share: read them before the
+/// next run. Rows past the requests given hold unspecified bytes in the query-stage tensors.
 struct StageViews {
-  View<const BFloat16, 2> q_c;           ///< [B, q_lora]
-  View<const std::byte, 3> query;        ///< [B, heads (of all ranks under DCP), 576 elements] BF16 or e4m3, as bytes
-  View<const uint8_t, 3> index_query;    ///< [B, index_heads, 128] e4m3
-  View<const float, 2> head_weights;     ///< [B, index_heads]
-  View<const int32_t, 2> topk_tokens;    ///< [B, topk] global token ids ascending, then -1
-  View<const int32_t, 2> topk_rows;      ///< [B, topk] physical rows of this rank, then -1
-  View<const int32_t, 1> valid;          ///< [B] of `topk_tokens`
-  View<const BFloat16, 3> latent;        ///< [B, heads, 512]; empty under DCP with `proj` partials
-  View<const float, 2> lse;              ///< [B, heads] natural log
+  View<const BFloat16, 2> q_c;         ///< [B, q_lora]
+  View<const std::byte, 3> query;      ///< [B, heads (of all ranks under DCP), 576 elements] BF16 or e4m3, as bytes
+  View<const uint8_t, 3> index_query;  ///< [B, index_heads, 128] e4m3
+  View<const float, 2> head_weights;   ///< [B, index_heads]
+  View<const int32_t, 2> topk_tokens;  ///< [B, topk] global token ids ascending, then -1
+  View<const int32_t, 2> topk_rows;    ///< [B, topk] physical rows of this rank, then -1
+  View<const int32_t, 1> valid;        ///< [B] of `topk_tokens`
+  View<const BFloat16, 3> latent;      ///< [B, heads, 512]; empty under DCP with `proj` partials
+  View<const float, 2> lse;            ///< [B, heads] natural log
 };
 
 /// Seconds that the stages of one run took, in the order they ran.
@@ -96,21 +97,24 @@ struct StageTime {
 /// A DSA layer, prepared.
 class PreparedLayer {
  public:
-  /// Checks everything, picks kernels for every (B, q), packs weights, reserves scratch. Throws `Exception` (spec 10) before it
-  /// reserves or writes anything. `weights` are borrowed. With a box it is collective where `proj` partials gather W_UV.
-  PreparedLayer(Context& context, const LayerConfig& config, const LayerWeights& weights, const PrepareOptions& options);
+  /// Checks everything, picks kernels for every (B, q), packs weights, reserves scratch. Throws `Exception` (spec 10)
+  /// before it reserves or writes anything. `weights` are borrowed. With a box it is collective where `proj` partials
+  /// gather W_UV.
+  PreparedLayer(Context& context, const LayerConfig& config, const LayerWeights& weights,
+                const PrepareOptions& options);
   ~PreparedLayer();
   PreparedLayer(PreparedLayer&&) noexcept;
 
-  /// Binds the caches. Throws `kRefused` where a row or page size does not fit, or where other caches were bound before.
+  /// Binds the caches. Throws `kRefused` where a row or page size does not fit, or where other caches were bound
+  /// before.
   void prepare_cache(const KvCache& kv, const IndexCache& index);
 
   /// Runs one step. Checks slots, pages, lengths (spec 10) before the first write. Allocates nothing on success.
   Status run(const Step& step, Queue queue = {}) noexcept;
 
   const LayerSizes& sizes() const;
-  StageViews stages() const;                      ///< of the last run
-  View<const std::byte, 3> query() const;         ///< `stages().query`
+  StageViews stages() const;               ///< of the last run
+  View<const std::byte, 3> query() const;  ///< `stages().query`
   /// Packed weights of this layer and the context's shared scratch, itemised.
   std::vector<ReservedItem> reserved_bytes() const;
   /// One line a (B, q): the kernel of each stage and the overlap mode.

@@ -10,15 +10,15 @@
 namespace dsacore {
 
 // Sizes that no model of this family changes (spec 2).
-inline constexpr int kLatent = 512;         ///< `kv_lora`
-inline constexpr int kPe = 64;              ///< the part of a key that is kept beside the latent
-inline constexpr int kQueryRow = 576;       ///< latent, then pe
-inline constexpr int kNope = 128;           ///< per head
-inline constexpr int kValue = 128;          ///< per head
-inline constexpr int kHeadQuery = 192;      ///< nope, then pe: rows of W_QB per head
-inline constexpr int kKvB = 256;            ///< rows of kv_b_proj per head: W_UK, then W_UV transposed
+inline constexpr int kLatent = 512;     ///< `kv_lora`
+inline constexpr int kPe = 64;          ///< the part of a key that is kept beside the latent
+inline constexpr int kQueryRow = 576;   ///< latent, then pe
+inline constexpr int kNope = 128;       ///< per head
+inline constexpr int kValue = 128;      ///< per head
+inline constexpr int kHeadQuery = 192;  ///< nope, then pe: rows of W_QB per head
+inline constexpr int kKvB = 256;        ///< rows of kv_b_proj per head: W_UK, then W_UV transposed
 inline constexpr int kIndexDim = 128;
-inline constexpr int kIndexPage = 64;       ///< tokens of an index page, always
+inline constexpr int kIndexPage = 64;  ///< tokens of an index page, always
 
 // Ranges (spec 2, 10). Outside them prepare refuses.
 inline constexpr int kMaxTopk = 2048;
@@ -33,7 +33,7 @@ inline constexpr int kMaxRanks = 8;
 /// What a layer's weights fix.
 struct LayerSizes {
   int q_lora = 0;
-  int heads = 0;        ///< held by this rank
+  int heads = 0;  ///< held by this rank
   int index_heads = 0;
 
   /// Elements of the packed projection row `[q_a | kv_a | gate | wk | wv]` and where its parts begin.
@@ -48,18 +48,18 @@ struct LayerSizes {
 struct LayerConfig {
   KvFormat kv_format = KvFormat::kFp8DsMla;
   IndexFormat index_format = IndexFormat::kFp8;
-  int topk = kMaxTopk;               ///< 1..2048
-  double eps = 1e-6;                 ///< of all three norms
-  double softmax_scale = 0;          ///< (nope + pe)^-0.5
-  double index_softmax_scale = 0;    ///< index_dim^-0.5
-  double index_head_scale = 0;       ///< index_heads^-0.5
-  float q_scale_inv = 1;             ///< FP8 queries: `fp8(value * q_scale_inv)`; not read otherwise
-  float k_scale_inv = 1;             ///< `fp8` cache: `fp8(value * k_scale_inv)`; not read otherwise
+  int topk = kMaxTopk;             ///< 1..2048
+  double eps = 1e-6;               ///< of all three norms
+  double softmax_scale = 0;        ///< (nope + pe)^-0.5
+  double index_softmax_scale = 0;  ///< index_dim^-0.5
+  double index_head_scale = 0;     ///< index_heads^-0.5
+  float q_scale_inv = 1;           ///< FP8 queries: `fp8(value * q_scale_inv)`; not read otherwise
+  float k_scale_inv = 1;           ///< `fp8` cache: `fp8(value * k_scale_inv)`; not read otherwise
 };
 
 /// A borrowed dense tensor of one or two axes whose type is checked at prepare.
 struct TensorRef {
-  const void* data = nullptr;        ///< null: absent
+  const void* data = nullptr;  ///< null: absent
   ElementType type = ElementType::kBf16;
   int rank = 0;
   int64_t shape[2] = {0, 0};
@@ -81,9 +81,9 @@ struct KvCache {
   std::byte* data = nullptr;
   KvFormat format = KvFormat::kFp8DsMla;
   int64_t pages = 0;
-  int page = kIndexPage;          ///< P: 64 or a multiple of 64
-  int64_t stride_rows = 0;        ///< >= page
-  int row_bytes = 0;              ///< checked against the format
+  int page = kIndexPage;    ///< P: 64 or a multiple of 64
+  int64_t stride_rows = 0;  ///< >= page
+  int row_bytes = 0;        ///< checked against the format
 };
 
 /// The indexer cache: `pages` pages of 64 tokens, `64 * row_bytes` apart: all values, then all scales.
@@ -94,7 +94,8 @@ struct IndexCache {
   int row_bytes = 0;
 };
 
-/// One decode step. `B` rows were prepared; the tensors hold `r <= R = B / q` requests, and rows past them are empty requests.
+/// One decode step. `B` rows were prepared; the tensors hold `r <= R = B / q` requests, and rows past them are empty
+/// requests.
 struct Step {
   int batch = 0;                             ///< B, one of the prepared ones
   int q = 1;                                 ///< rows per request, one of the prepared ones

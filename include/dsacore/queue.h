@@ -3,7 +3,8 @@
 
 namespace dsacore {
 
-/// A CUDA stream (`cudaStream_t`) on the cuda backend; not used by the CPU backends, which return when the step is done.
+/// A CUDA stream (`cudaStream_t`) on the cuda backend; not used by the CPU backends, which return when the step is
+/// done.
 struct Queue {
   void* stream = nullptr;
 };

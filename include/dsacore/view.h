@@ -1,4 +1,5 @@
-// View: a borrowed strided array of fixed rank, for host and device code. Strides count elements; the last axis is dense.
+// View: a borrowed strided array of fixed rank, for host and device code. Strides count elements; the last axis is
+// dense.
 #pragma once
 
 #include <cstdint>

@@ -61,7 +61,8 @@ class Crew {
     return true;
   }
 
-  /// Spins a little, then lets others run, then sleeps: a leader that waits for another rank must not cost a core a thread.
+  /// Spins a little, then lets others run, then sleeps: a leader that waits for another rank must not cost a core a
+  /// thread.
   static void relax(int idle) {
     constexpr int kSpins = 2000;
     constexpr int kYields = 200;

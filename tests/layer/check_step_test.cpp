@@ -142,7 +142,8 @@ TEST(CheckStep, PitchAndWidth) {
   }
   {
     Bench b;
-    b.step.projected = View<const BFloat16, 2>(b.step.projected.data(), 4, b.source.sizes.width() - 1).with_pitch(b.step.projected.stride(0));
+    b.step.projected = View<const BFloat16, 2>(b.step.projected.data(), 4, b.source.sizes.width() - 1)
+                           .with_pitch(b.step.projected.stride(0));
     b.expect_refused("projected width");
   }
 }
@@ -219,7 +220,8 @@ TEST(CheckStep, IndexPages) {
   }
   {
     Bench b(true);
-    b.step.index_block_table = View<const int32_t, 2>(b.index_tables.data(), 2, 2).with_pitch(b.step.index_block_table.stride(0));
+    b.step.index_block_table =
+        View<const int32_t, 2>(b.index_tables.data(), 2, 2).with_pitch(b.step.index_block_table.stride(0));
     b.expect_refused("index_block_table width");
   }
   {

@@ -38,21 +38,21 @@ TEST_P(PrepareRefuses, NamingTheArgument) {
 
 INSTANTIATE_TEST_SUITE_P(
     Spec10, PrepareRefuses,
-    ::testing::Values(
-        OptionRefusal{"batches", [](PrepareOptions& o) { o.batches.clear(); }},
-        OptionRefusal{"queries", [](PrepareOptions& o) { o.queries.clear(); }},
-        OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {9}; }}, OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {0}; }},
-        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 0; }},
-        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 257; }},
-        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches.push_back(o.batches[0]); }},
-        OptionRefusal{"pitch of batch 4", [](PrepareOptions& o) { o.batches[0].pitch_elems -= 1; }},
-        OptionRefusal{"batches, queries", [](PrepareOptions& o) { o.queries = {3}; }},
-        OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = 0; }},
-        OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = kMaxContext + 1; }},
-        OptionRefusal{"cache_pages", [](PrepareOptions& o) { o.cache_pages = -1; }},
-        OptionRefusal{"overlap", [](PrepareOptions& o) { o.overlap = "sideways"; }},
-        OptionRefusal{"kernels", [](PrepareOptions& o) { o.kernels = "nothing=x"; }},
-        OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=missing"; }}));
+    ::testing::Values(OptionRefusal{"batches", [](PrepareOptions& o) { o.batches.clear(); }},
+                      OptionRefusal{"queries", [](PrepareOptions& o) { o.queries.clear(); }},
+                      OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {9}; }},
+                      OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {0}; }},
+                      OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 0; }},
+                      OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 257; }},
+                      OptionRefusal{"batch", [](PrepareOptions& o) { o.batches.push_back(o.batches[0]); }},
+                      OptionRefusal{"pitch of batch 4", [](PrepareOptions& o) { o.batches[0].pitch_elems -= 1; }},
+                      OptionRefusal{"batches, queries", [](PrepareOptions& o) { o.queries = {3}; }},
+                      OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = 0; }},
+                      OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = kMaxContext + 1; }},
+                      OptionRefusal{"cache_pages", [](PrepareOptions& o) { o.cache_pages = -1; }},
+                      OptionRefusal{"overlap", [](PrepareOptions& o) { o.overlap = "sideways"; }},
+                      OptionRefusal{"kernels", [](PrepareOptions& o) { o.kernels = "nothing=x"; }},
+                      OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=missing"; }}));
 
 struct CacheRefusal {
   const char* argument;
@@ -75,18 +75,19 @@ TEST_P(PrepareCacheRefuses, NamingTheArgument) {
 
 INSTANTIATE_TEST_SUITE_P(
     Spec10, PrepareCacheRefuses,
-    ::testing::Values(CacheRefusal{"kv_cache format", [](KvCache& kv, IndexCache&) { kv.format = KvFormat::kFp8; }},
-                      CacheRefusal{"index_cache format", [](KvCache&, IndexCache& index) { index.format = IndexFormat::kMxfp4; }},
-                      CacheRefusal{"kv_cache row", [](KvCache& kv, IndexCache&) { kv.row_bytes = 576; }},
-                      CacheRefusal{"index_cache row", [](KvCache&, IndexCache& index) { index.row_bytes = 68; }},
-                      CacheRefusal{"kv_cache", [](KvCache& kv, IndexCache&) { kv.data = nullptr; }},
-                      CacheRefusal{"index_cache", [](KvCache&, IndexCache& index) { index.data = nullptr; }},
-                      CacheRefusal{"page", [](KvCache& kv, IndexCache&) { kv.page = 96; }},
-                      CacheRefusal{"page", [](KvCache& kv, IndexCache&) { kv.page = 0; }},
-                      CacheRefusal{"stride_rows", [](KvCache& kv, IndexCache&) { kv.stride_rows = 63; }},
-                      CacheRefusal{"kv_cache pages", [](KvCache& kv, IndexCache&) { kv.pages = 0; }},
-                      CacheRefusal{"kv_cache", [](KvCache& kv, IndexCache&) { kv.pages = (int64_t(1) << 31) / 64 + 1; }},
-                      CacheRefusal{"index_cache pages", [](KvCache&, IndexCache& index) { index.pages += 1; }}));
+    ::testing::Values(
+        CacheRefusal{"kv_cache format", [](KvCache& kv, IndexCache&) { kv.format = KvFormat::kFp8; }},
+        CacheRefusal{"index_cache format", [](KvCache&, IndexCache& index) { index.format = IndexFormat::kMxfp4; }},
+        CacheRefusal{"kv_cache row", [](KvCache& kv, IndexCache&) { kv.row_bytes = 576; }},
+        CacheRefusal{"index_cache row", [](KvCache&, IndexCache& index) { index.row_bytes = 68; }},
+        CacheRefusal{"kv_cache", [](KvCache& kv, IndexCache&) { kv.data = nullptr; }},
+        CacheRefusal{"index_cache", [](KvCache&, IndexCache& index) { index.data = nullptr; }},
+        CacheRefusal{"page", [](KvCache& kv, IndexCache&) { kv.page = 96; }},
+        CacheRefusal{"page", [](KvCache& kv, IndexCache&) { kv.page = 0; }},
+        CacheRefusal{"stride_rows", [](KvCache& kv, IndexCache&) { kv.stride_rows = 63; }},
+        CacheRefusal{"kv_cache pages", [](KvCache& kv, IndexCache&) { kv.pages = 0; }},
+        CacheRefusal{"kv_cache", [](KvCache& kv, IndexCache&) { kv.pages = (int64_t(1) << 31) / 64 + 1; }},
+        CacheRefusal{"index_cache pages", [](KvCache&, IndexCache& index) { index.pages += 1; }}));
 
 TEST(PrepareCache, KeepsTheCachesThatItWasBoundTo) {
   const Case c = small_case();
@@ -144,7 +145,8 @@ TEST(Context, RefusesWhatItCannotRun) {
   EXPECT_EQ(test::error_of([] { Context({.cpu_target = "pdp11"}); }).argument, "cpu_target");
   EXPECT_EQ(test::error_of([] { Context({.threads = -1}); }).argument, "threads");
   EXPECT_EQ(test::error_of([] { Context({.threads = 5000}); }).argument, "threads");
-  EXPECT_EQ(test::error_of([] { Context({.threads = 1, .tables_file = "/nonexistent/tables.json"}); }).argument, "tables");
+  EXPECT_EQ(test::error_of([] { Context({.threads = 1, .tables_file = "/nonexistent/tables.json"}); }).argument,
+            "tables");
 }
 
 /// Sets an environment variable for the length of a test.

@@ -1,5 +1,6 @@
-// What must not change a bit of the answer (on every backend): where pages lie, how many threads run, how many requests are
-// padded. On the reference also: q rows at once or one by one, and a selection of everything against dense attention.
+// What must not change a bit of the answer (on every backend): where pages lie, how many threads run, how many requests
+// are padded. On the reference also: q rows at once or one by one, and a selection of everything against dense
+// attention.
 #include <numeric>
 #include <random>
 
@@ -63,7 +64,8 @@ TEST(Properties, PaddedRequestsChangeNothing) {
       const std::vector<uint16_t> a(whole.out.begin(), whole.out.begin() + std::ptrdiff_t(live));
       const std::vector<uint16_t> b(part.out.begin(), part.out.begin() + std::ptrdiff_t(live));
       EXPECT_TRUE(test::same_bits(b, a, "out of the rows given"));
-      EXPECT_EQ(std::count(part.out.begin() + std::ptrdiff_t(live), part.out.end(), 0), std::ptrdiff_t(part.out.size() - live));
+      EXPECT_EQ(std::count(part.out.begin() + std::ptrdiff_t(live), part.out.end(), 0),
+                std::ptrdiff_t(part.out.size() - live));
     }
   }
 }
@@ -76,7 +78,8 @@ Case permuted(const CaseOptions& options) {
   std::shuffle(where.begin(), where.end(), std::mt19937(5));
   const auto move_pages = [&](std::byte* data, size_t page_bytes) {
     const std::vector<std::byte> old(data, data + page_bytes * where.size());
-    for (size_t p = 0; p < where.size(); ++p) std::memcpy(data + size_t(where[p]) * page_bytes, &old[p * page_bytes], page_bytes);
+    for (size_t p = 0; p < where.size(); ++p)
+      std::memcpy(data + size_t(where[p]) * page_bytes, &old[p * page_bytes], page_bytes);
   };
   move_pages(c.kv.data, size_t(c.kv.page) * size_t(c.kv.row_bytes));
   move_pages(c.index.data, size_t(c.kv.page) * size_t(c.index.row_bytes));
@@ -175,8 +178,9 @@ TEST(Properties, SelectingEverythingIsDenseAttention) {
     const Case c = make_case(o);
     for (const ContextOptions& context_options : all_contexts()) {
       SCOPED_TRACE(context_options.cpu_target);
-      const Backend& backend =
-          context_options.backend == BackendKind::kReference ? reference_backend() : *cpu_backend(context_options.cpu_target);
+      const Backend& backend = context_options.backend == BackendKind::kReference
+                                   ? reference_backend()
+                                   : *cpu_backend(context_options.cpu_target);
       test::StageRunner runner(c, backend);
       runner.run(backend.query, runner.query_args());
       // Dense: every key that the row sees, without asking the indexer.
@@ -184,7 +188,8 @@ TEST(Properties, SelectingEverythingIsDenseAttention) {
         const int64_t n = keys_seen(c.step.seq_lens(b / c.step.q), c.step.q, int(b % c.step.q));
         runner.valid(b) = int32_t(n);
         for (int64_t t = 0; t < o.topk; ++t) {
-          const Place place = kv_place(c.step.block_table.row(b / c.step.q), c.kv.page, LocalId(int32_t(t < n ? t : 0)));
+          const Place place =
+              kv_place(c.step.block_table.row(b / c.step.q), c.kv.page, LocalId(int32_t(t < n ? t : 0)));
           runner.topk_rows(b, t) = t < n ? physical_row(place, c.kv.stride_rows).value() : -1;
         }
       }

@@ -1,4 +1,5 @@
-// The whole layer, prepared, on every cpu target of this machine, against the reference backend by the bounds of spec 9.
+// The whole layer, prepared, on every cpu target of this machine, against the reference backend by the bounds of
+// spec 9.
 #include "plan/registry.h"
 #include "support/layer.h"
 
@@ -58,7 +59,8 @@ std::vector<bool> same_selection(const test::LayerOutput& a, const test::LayerOu
   std::vector<bool> same;
   const size_t topk = a.tokens.size() / size_t(rows);
   for (size_t row = 0; row < size_t(rows); ++row) {
-    same.push_back(std::equal(a.tokens.begin() + std::ptrdiff_t(row * topk), a.tokens.begin() + std::ptrdiff_t((row + 1) * topk),
+    same.push_back(std::equal(a.tokens.begin() + std::ptrdiff_t(row * topk),
+                              a.tokens.begin() + std::ptrdiff_t((row + 1) * topk),
                               b.tokens.begin() + std::ptrdiff_t(row * topk)));
   }
   return same;
@@ -73,15 +75,18 @@ TEST(Run, AgreesWithTheReferenceOnEveryTarget) {
                    " index=" + std::string(name_of(c.config.index_format)) + " on " + std::string(target));
       const test::LayerOutput got = test::run_layer(c, {.threads = 2, .cpu_target = std::string(target)});
       EXPECT_TRUE(test::same_bits(got.valid, want.valid, "valid"));
-      // A selection may differ from the reference's where scores lie within 1e-5; with these seeds a row here and there.
+      // A selection may differ from the reference's where scores lie within 1e-5; with these seeds a row here and
+      // there.
       const std::vector<bool> same = same_selection(got, want, c.step.batch);
       EXPECT_GE(std::count(same.begin(), same.end(), true), c.step.batch - 1);
       const size_t width = want.out.size() / size_t(c.step.batch);
       std::vector<uint16_t> x, y;
       for (size_t row = 0; row < same.size(); ++row) {
         if (!same[row]) continue;
-        x.insert(x.end(), got.out.begin() + std::ptrdiff_t(row * width), got.out.begin() + std::ptrdiff_t((row + 1) * width));
-        y.insert(y.end(), want.out.begin() + std::ptrdiff_t(row * width), want.out.begin() + std::ptrdiff_t((row + 1) * width));
+        x.insert(x.end(), got.out.begin() + std::ptrdiff_t(row * width),
+                 got.out.begin() + std::ptrdiff_t((row + 1) * width));
+        y.insert(y.end(), want.out.begin() + std::ptrdiff_t(row * width),
+                 want.out.begin() + std::ptrdiff_t((row + 1) * width));
       }
       EXPECT_LT(test::relative_error(x, y), 8e-3);
     }
@@ -114,7 +119,8 @@ TEST(Run, ManyBatchesFromOneLayer) {
     ASSERT_TRUE(layer.run(step).ok());
     std::vector<uint16_t> head(out.begin(), out.begin() + std::ptrdiff_t(want.out.size()));
     EXPECT_TRUE(test::same_bits(head, want.out, "out"));
-    EXPECT_EQ(std::count(out.begin() + std::ptrdiff_t(want.out.size()), out.end(), 0), std::ptrdiff_t(out.size() - want.out.size()));
+    EXPECT_EQ(std::count(out.begin() + std::ptrdiff_t(want.out.size()), out.end(), 0),
+              std::ptrdiff_t(out.size() - want.out.size()));
   }
 }
 
@@ -134,8 +140,8 @@ TEST(Run, ANanHarmsItsOwnRowAlone) {
   const Case clean = make_case(o);
   for (BackendKind backend : {BackendKind::kReference, BackendKind::kCpu}) {
     const test::LayerOutput want = test::run_layer(clean, {.backend = backend, .threads = 2});
-    for (int64_t column : {int64_t(3), clean.sizes.kv_a_at() + 5, clean.sizes.kv_a_at() + 520, clean.sizes.gate_at() + 7,
-                           clean.sizes.wk_at() + 9, clean.sizes.wv_at() + 1}) {
+    for (int64_t column : {int64_t(3), clean.sizes.kv_a_at() + 5, clean.sizes.kv_a_at() + 520,
+                           clean.sizes.gate_at() + 7, clean.sizes.wk_at() + 9, clean.sizes.wv_at() + 1}) {
       for (uint16_t poison : {uint16_t(0x7FC0), uint16_t(0x7F80), uint16_t(0xFF80)}) {
         const Case c = make_case(o);
         const auto bits = reinterpret_cast<const uint16_t*>(c.step.projected.row(2));

@@ -13,7 +13,8 @@ Verdict few_rows(const ShapeKey& shape) {
 int64_t no_scratch(const ShapeKey&, int) { return 0; }
 void nothing(const GateArgs&, const Workspace&) {}
 
-constexpr Kernel<GateArgs> kKernels[] = {{"quick", few_rows, no_scratch, nothing}, {"plain", always, no_scratch, nothing}};
+constexpr Kernel<GateArgs> kKernels[] = {{"quick", few_rows, no_scratch, nothing},
+                                         {"plain", always, no_scratch, nothing}};
 
 ShapeKey rows(int n) {
   ShapeKey shape{};

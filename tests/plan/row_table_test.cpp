@@ -25,8 +25,8 @@ TEST(RowTable, ABareNameHoldsForAllRows) {
 TEST(RowTable, EmptyTextSaysNothing) { EXPECT_EQ(RowTable::parse("overlap", "").find(1), std::nullopt); }
 
 TEST(RowTable, RefusesWhatItCannotRead) {
-  for (const char* text : {"1-4", "1-4:", ":x", "4-1:x", "0-3:x", "1-257:x", "1-4:x,4-8:y", "1-4:x,", "a-b:x", "1-2-3:x", "1-4:x,,5:y",
-                           "99999999999:x"}) {
+  for (const char* text : {"1-4", "1-4:", ":x", "4-1:x", "0-3:x", "1-257:x", "1-4:x,4-8:y", "1-4:x,", "a-b:x",
+                           "1-2-3:x", "1-4:x,,5:y", "99999999999:x"}) {
     try {
       RowTable::parse("overlap", text);
       ADD_FAILURE() << text << " was taken";

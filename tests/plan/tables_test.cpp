@@ -48,10 +48,11 @@ TEST(Tables, OptionsOverlayThem) {
 }
 
 TEST(Tables, RefusesMalformedText) {
-  for (const char* text : {"", "{", "[]", R"({"version": 2, "tables": []})", R"({"version": 1})",
-                           R"({"version": 1, "tables": [{"kernels": {"nothing": "x"}}]})",
-                           R"({"version": 1, "tables": [{"overlap": "sideways"}]})", R"({"version": 1, "tables": [{"overlap": 3}]})",
-                           R"({"version": 1, "tables": [{"partial": "fp64"}]})"}) {
+  for (const char* text :
+       {"", "{", "[]", R"({"version": 2, "tables": []})", R"({"version": 1})",
+        R"({"version": 1, "tables": [{"kernels": {"nothing": "x"}}]})",
+        R"({"version": 1, "tables": [{"overlap": "sideways"}]})", R"({"version": 1, "tables": [{"overlap": 3}]})",
+        R"({"version": 1, "tables": [{"partial": "fp64"}]})"}) {
     EXPECT_THROW(read_tables(text, "text", "cpu", "avx2", 12), Exception) << text;
   }
   Tables tables;

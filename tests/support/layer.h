@@ -75,7 +75,8 @@ inline LayerOutput run_layer(const Case& c, const ContextOptions& context_option
   LayerOutput result;
   result.out.assign(size_t(c.step.batch) * size_t(c.sizes.heads) * kValue, 0xFFFF);
   Step step = first_requests(c, requests);
-  step.out = View<BFloat16, 2>(reinterpret_cast<BFloat16*>(result.out.data()), c.step.batch, int64_t(c.sizes.heads) * kValue);
+  step.out =
+      View<BFloat16, 2>(reinterpret_cast<BFloat16*>(result.out.data()), c.step.batch, int64_t(c.sizes.heads) * kValue);
   const Status status = layer.run(step);
   if (!status.ok()) ADD_FAILURE() << status.error().message();
   const StageViews v = layer.stages();
@@ -96,11 +97,13 @@ inline LayerOutput run_layer(const Case& c, const ContextOptions& context_option
 /// The first place where two vectors differ, or nothing.
 template <class T>
 ::testing::AssertionResult same_bits(const std::vector<T>& a, const std::vector<T>& b, const char* what) {
-  if (a.size() != b.size()) return ::testing::AssertionFailure() << what << ": " << a.size() << " and " << b.size() << " elements";
+  if (a.size() != b.size())
+    return ::testing::AssertionFailure() << what << ": " << a.size() << " and " << b.size() << " elements";
   for (size_t i = 0; i < a.size(); ++i) {
     if (std::memcmp(&a[i], &b[i], sizeof(T)) != 0) {
-      return ::testing::AssertionFailure() << what << " differs first at " << i << ": " << ::testing::PrintToString(a[i]) << " and "
-                                           << ::testing::PrintToString(b[i]);
+      return ::testing::AssertionFailure()
+             << what << " differs first at " << i << ": " << ::testing::PrintToString(a[i]) << " and "
+             << ::testing::PrintToString(b[i]);
     }
   }
   return ::testing::AssertionSuccess();

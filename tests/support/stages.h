@@ -1,5 +1,5 @@
-// Runs the stages of one backend over a Case, one by one, with every tensor in hand: stage tests put the reference's tensors in
-// and compare what comes out. Outputs and scratch are poisoned with 0xFF before each stage.
+// Runs the stages of one backend over a Case, one by one, with every tensor in hand: stage tests put the reference's
+// tensors in and compare what comes out. Outputs and scratch are poisoned with 0xFF before each stage.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,11 @@ class Buffer {
 class StageRunner {
  public:
   StageRunner(const Case& source, const Backend& backend, int threads = 2, int64_t live_rows = -1, RankShard shard = {})
-      : source_(source), backend_(backend), threads_(threads), owned_(make_model(source.config, source.weights)), shard_(shard) {
+      : source_(source),
+        backend_(backend),
+        threads_(threads),
+        owned_(make_model(source.config, source.weights)),
+        shard_(shard) {
     rows = live_rows < 0 ? source.step.projected.extent(0) : live_rows;
     const int64_t kv_rows = (source.kv.pages - 1) * source.kv.stride_rows + source.kv.page;
     kv_bytes.assign(source.kv.data, source.kv.data + kv_rows * source.kv.row_bytes);
@@ -75,8 +79,14 @@ class StageRunner {
   ShapeKey key() const {
     int64_t longest = 1;
     for (int64_t r = 0; r < step().seq_lens.extent(0); ++r) longest = std::max<int64_t>(longest, step().seq_lens(r));
-    return {model().sizes, model().config.kv_format, model().config.index_format, model().config.topk, step().batch, step().q,
-            shard_.ranks, longest};
+    return {model().sizes,
+            model().config.kv_format,
+            model().config.index_format,
+            model().config.topk,
+            step().batch,
+            step().q,
+            shard_.ranks,
+            longest};
   }
 
   /// Runs one stage with the kernel of that name, or the first that accepts.
@@ -98,9 +108,22 @@ class StageRunner {
     return {&model(), projected(), q_c, step().index_slots.first(rows), index, index_query, head_weights};
   }
   IndexerArgs indexer_args() {
-    return {&model(), step().q, shard_, seq_lens(), step().block_table.first(rows / step().q),
-            step().index_block_table.empty() ? step().index_block_table : step().index_block_table.first(rows / step().q),
-            kv.page, kv.stride_rows, index, index_query, head_weights, topk_tokens, topk_rows, valid, candidates};
+    return {
+        &model(),
+        step().q,
+        shard_,
+        seq_lens(),
+        step().block_table.first(rows / step().q),
+        step().index_block_table.empty() ? step().index_block_table : step().index_block_table.first(rows / step().q),
+        kv.page,
+        kv.stride_rows,
+        index,
+        index_query,
+        head_weights,
+        topk_tokens,
+        topk_rows,
+        valid,
+        candidates};
   }
   SparseCoreArgs sparse_core_args() { return {&model(), query, topk_rows, valid, kv, latent, lse}; }
   ValueArgs value_args() { return {&model(), latent, model().w_uv(), gate(), out}; }

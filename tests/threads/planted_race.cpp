@@ -1,5 +1,5 @@
-// A race on purpose, in a task body run by Threads: the thread sanitizer must report it, or its silence about the rest means
-// nothing. Built in the tsan preset alone; CTest passes it when the report appears.
+// A race on purpose, in a task body run by Threads: the thread sanitizer must report it, or its silence about the rest
+// means nothing. Built in the tsan preset alone; CTest passes it when the report appears.
 #include "threads/threads.h"
 
 int main() {
