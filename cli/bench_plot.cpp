@@ -109,6 +109,7 @@ std::string decade_text(int exponent) { return seconds_text(std::pow(10.0, expon
 
 std::vector<double> contexts_of(const BenchPlot& plot) {
   std::vector<double> contexts;
+  contexts.reserve(plot.points.size());
   for (const BenchPoint& point : plot.points) contexts.push_back(std::max(1.0, std::atof(point.context.c_str())));
   return contexts;
 }

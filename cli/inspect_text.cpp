@@ -62,7 +62,7 @@ std::string wrapped(const std::vector<Piece>& pieces, size_t width) {
   const auto flush_word = [&] {
     if (word.empty()) return;
     if (columns > 0 && columns + 1 + word_columns > width) {
-      out += std::string(kIndent) + line + "\n";
+      out += fmt::format("{}{}\n", kIndent, line);
       line.clear();
       columns = 0;
     }
@@ -79,7 +79,7 @@ std::string wrapped(const std::vector<Piece>& pieces, size_t width) {
     };
     if (piece.text.empty()) continue;
     std::string text = piece.text;
-    if (piece.marked && !colours) text = "<<" + text + ">>";
+    if (piece.marked && !colours) text = fmt::format("<<{}>>", text);
     for (size_t at = 0; at < text.size();) {
       const size_t space = std::min(text.find(' ', at), text.size());
       if (space > at) put(std::string_view(text).substr(at, space - at));

@@ -263,18 +263,17 @@ TEST_P(LostRank, EveryOtherRankEndsInTimeAndNamesIt) {
   // rank itself, which sends to itself last, misses something.
   const bool some_run_on = point.exchange == Exchange::kPartials && point.part > 1;
   const bool all_run_on = point.exchange == Exchange::kPartials && point.part > 6;
-  if (errors[0].ok()) FAIL() << "rank 0 ran on";
-  const bool in_next = errors[0].error().allowed.find("layer run " + std::to_string(kLastRun + 1)) != std::string::npos;
-  if (all_run_on || !some_run_on) {
-    EXPECT_EQ(in_next, all_run_on) << errors[0].error().message();
-  }
-  const std::string run = "layer run " + std::to_string(in_next ? kLastRun + 1 : kLastRun);
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == kLost) continue;
-    expect_lost(errors[size_t(rank)], rank, kLost, run);
+    if (errors[size_t(rank)].ok()) FAIL() << "rank " << rank << " ran on";
+    // Two ranks may notice in the same moment: each tells where it was, all name the same lost rank.
+    const std::string next = "layer run " + std::to_string(kLastRun + 1);
+    const bool in_next = errors[size_t(rank)].error().allowed.find(next) != std::string::npos;
+    if (all_run_on || !some_run_on) {
+      EXPECT_EQ(in_next, all_run_on) << errors[size_t(rank)].error().message();
+    }
+    expect_lost(errors[size_t(rank)], rank, kLost, in_next ? next : "layer run " + std::to_string(kLastRun));
     EXPECT_LT(ended[size_t(rank)] - stopped, kDeadline + kSlack) << "rank " << rank;
-    if (errors[0].ok() || errors[size_t(rank)].ok()) continue;
-    EXPECT_EQ(errors[size_t(rank)].error().message(), errors[0].error().message()) << "all ranks say the same";
   }
   expect_works(kRanks);
 }
