@@ -72,6 +72,7 @@ std::string seconds_text(double seconds) {
 
 std::string Table::text() const {
   std::vector<size_t> widths;
+  widths.reserve(columns_.size());
   for (const Column& column : columns_) widths.push_back(width_of(column.title));
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));

@@ -82,6 +82,7 @@ BenchPoint bench_case(const BenchOptions& options, const Peaks& peaks) {
   context_options.tables_file = options.run.tables_file;
   Context context(context_options);
   std::vector<PreparedCase> cases;
+  cases.reserve(size_t(options.layers));
   for (int i = 0; i < options.layers; ++i) cases.push_back(prepare(context, options.shape, i, options.run));
 
   BenchPoint point;

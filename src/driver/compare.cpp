@@ -32,21 +32,29 @@ std::vector<double> values_of(const BFloat16* codes, int64_t count) {
   return values;
 }
 
+/// A run and its dump.
+struct DumpedRun {
+  const Outputs& outputs;
+  const StageDump& dump;
+};
+
 /// One comparison: holds what later stages are judged on, each from the judged run where it passed.
 class Comparison {
  public:
-  Comparison(const Inputs& before, const Backend& backend, const Outputs& expected, const Outputs& got,
+  Comparison(const Inputs& before, const Backend& backend, const DumpedRun& expected, const DumpedRun& got,
              const CompareOptions& options)
       : before_(before),
         rerun_(backend, before, options.threads),
         options_(options),
-        expected_(expected),
-        got_(got),
+        expected_(expected.outputs),
+        got_(got.outputs),
+        expected_dump_(expected.dump),
+        got_dump_(got.dump),
         judged_(judged_rows(before)),
-        query_(expected.stages->query),
-        index_query_{expected.stages->index_query, expected.stages->head_weights},
-        kv_(expected.kv),
-        index_(expected.index) {}
+        query_(expected.dump.query),
+        index_query_{expected.dump.index_query, expected.dump.head_weights},
+        kv_(expected.outputs.kv),
+        index_(expected.outputs.index) {}
 
   std::vector<AgreementLine> all() {
     part("query");
@@ -98,6 +106,8 @@ class Comparison {
   const CompareOptions& options_;
   const Outputs& expected_;
   const Outputs& got_;
+  const StageDump& expected_dump_;
+  const StageDump& got_dump_;
   const JudgedRows judged_;
   std::vector<std::byte> query_;
   IndexQuery index_query_;
@@ -113,8 +123,7 @@ void Comparison::compare_q_c() {
   int64_t near = 0, far = 0, total = 0;
   for_rows(judged_.stage, [&](int64_t b) {
     for (int64_t i = b * width; i < (b + 1) * width; ++i) {
-      const int gap =
-          std::abs(order_of_bf16(got_.stages->q_c[size_t(i)]) - order_of_bf16(expected_.stages->q_c[size_t(i)]));
+      const int gap = std::abs(order_of_bf16(got_dump_.q_c[size_t(i)]) - order_of_bf16(expected_dump_.q_c[size_t(i)]));
       near += gap == 1;
       far += gap > 1;
     }
@@ -124,8 +133,8 @@ void Comparison::compare_q_c() {
   const bool ok = say({"q_c", fmt::format("{} of {} one BF16 unit apart, {} further", near, total, far),
                        fmt::format("<= {}, none", allowed), far == 0 && near <= allowed});
   if (!ok || near == 0) return;
-  query_ = rerun_.query(got_.stages->q_c.data());
-  index_query_ = rerun_.index_query(got_.stages->q_c.data());
+  query_ = rerun_.query(got_dump_.q_c.data());
+  index_query_ = rerun_.index_query(got_dump_.q_c.data());
 }
 
 void Comparison::compare_query() {
@@ -139,21 +148,21 @@ void Comparison::compare_query() {
         const auto codes = [&](const std::vector<std::byte>& query) {
           return std::span<const uint8_t>(reinterpret_cast<const uint8_t*>(query.data()) + at, size_t(kQueryRow));
         };
-        tally.codes(CodeKind::kE4m3, codes(got_.stages->query), codes(query_), kCodeSlack);
+        tally.codes(CodeKind::kE4m3, codes(got_dump_.query), codes(query_), kCodeSlack);
       }
     } else {
       const auto values = [&](const std::vector<std::byte>& query) {
         return values_of(reinterpret_cast<const BFloat16*>(query.data()) + b * heads * kQueryRow, heads * kQueryRow);
       };
-      errors.add(b, values(got_.stages->query), values(query_));
+      errors.add(b, values(got_dump_.query), values(query_));
     }
   });
-  if (say(fp8 ? tally.line("query") : errors.line("query", kQueryBound))) query_ = got_.stages->query;
+  if (say(fp8 ? tally.line("query") : errors.line("query", kQueryBound))) query_ = got_dump_.query;
 }
 
 void Comparison::compare_head_weights() {
   const int64_t heads = before_.sizes.index_heads;
-  const std::vector<float>& got = got_.stages->head_weights;
+  const std::vector<float>& got = got_dump_.head_weights;
   double worst = 0;
   int64_t moved = 0, total = 0;
   scale_ratio_.assign(got.size(), 1.0);
@@ -193,11 +202,11 @@ void Comparison::compare_index_query() {
       const auto codes = [&](const std::vector<uint8_t>& all) {
         return std::span<const uint8_t>(all.data() + i * kIndexDim, size_t(kIndexDim));
       };
-      tally.block(CodeKind::kE4m3, {codes(got_.stages->index_query), scale_ratio_[size_t(i)]},
+      tally.block(CodeKind::kE4m3, {codes(got_dump_.index_query), scale_ratio_[size_t(i)]},
                   {codes(index_query_.codes), 1.0});
     }
   });
-  if (say(tally.line("index_query"))) index_query_.codes = got_.stages->index_query;
+  if (say(tally.line("index_query"))) index_query_.codes = got_dump_.index_query;
 }
 
 void Comparison::compare_caches() {
@@ -209,7 +218,7 @@ void Comparison::compare_selection() {
   std::vector<bool> rows = judged_.rows;
   for (size_t b = 0; b < rows.size(); ++b) rows[b] = rows[b] || judged_.empty[b];
   SelectionVerdict verdict = judge_selection(
-      before_, {index_query_.codes.data(), index_query_.weights.data(), got_.stages->topk_tokens.data(), index_}, rows,
+      before_, {index_query_.codes.data(), index_query_.weights.data(), got_dump_.topk_tokens.data(), index_}, rows,
       options_.topk_tolerance, rerun_.threads());
   valid_ = std::move(verdict.valid);
   tokens_ = std::move(verdict.best);
@@ -217,11 +226,11 @@ void Comparison::compare_selection() {
     // Rows that are not judged keep the recomputed selection: theirs may be anything.
     for_rows(rows, [&](int64_t b) {
       const int64_t topk = before_.config.topk;
-      std::copy_n(got_.stages->topk_tokens.begin() + b * topk, topk, tokens_.begin() + b * topk);
+      std::copy_n(got_dump_.topk_tokens.begin() + b * topk, topk, tokens_.begin() + b * topk);
     });
   }
   compare_valid();
-  if (!got_.stages->topk_rows.empty()) compare_rows();
+  if (!got_dump_.topk_rows.empty()) compare_rows();
 }
 
 void Comparison::compare_valid() {
@@ -229,14 +238,13 @@ void Comparison::compare_valid() {
   for (int64_t b = 0; b < before_.step.batch; ++b) {
     if (!judged_.rows[size_t(b)] && !judged_.empty[size_t(b)]) continue;
     ++rows;
-    if (got_.stages->valid[size_t(b)] == valid_[size_t(b)]) continue;
+    if (got_dump_.valid[size_t(b)] == valid_[size_t(b)]) continue;
     ++bad;
     if (first < 0) first = b;
   }
   std::string figure = fmt::format("{} of {} rows wrong", bad, rows);
   if (bad > 0)
-    figure +=
-        fmt::format(", first row {}: {}, not {}", first, got_.stages->valid[size_t(first)], valid_[size_t(first)]);
+    figure += fmt::format(", first row {}: {}, not {}", first, got_dump_.valid[size_t(first)], valid_[size_t(first)]);
   say({"valid", figure, "exact", bad == 0});
 }
 
@@ -252,7 +260,7 @@ void Comparison::compare_rows() {
         const int32_t* table = before_.step.block_table.row(b / before_.step.q);
         row = physical_row(kv_place(table, before_.kv.page, LocalId(token)), before_.kv.stride_rows).value();
       }
-      bad += got_.stages->topk_rows[size_t(b * topk + i)] != row;
+      bad += got_dump_.topk_rows[size_t(b * topk + i)] != row;
       ++total;
     }
   }
@@ -261,7 +269,7 @@ void Comparison::compare_rows() {
 
 void Comparison::compare_attention() {
   const Attention attention = rerun_.attend(query_.data(), tokens_, valid_, kv_);
-  if (!got_.stages->latent.empty()) compare_values("latent", kLatentBound, got_.stages->latent, attention.latent);
+  if (!got_dump_.latent.empty()) compare_values("latent", kLatentBound, got_dump_.latent, attention.latent);
   compare_lse(attention.lse);
   compare_values("out", kOutBound, got_.out, rerun_.value(attention.latent));
 }
@@ -288,7 +296,7 @@ void Comparison::compare_values(const char* name, double bound, const std::vecto
 }
 
 void Comparison::compare_lse(const std::vector<float>& expected) {
-  const std::vector<float>& got = got_.stages->lse;
+  const std::vector<float>& got = got_dump_.lse;
   const int64_t heads = before_.sizes.heads;
   double worst = 0;
   int64_t bad = 0, not_empty = 0;
@@ -318,7 +326,7 @@ std::vector<AgreementLine> compare(const Inputs& before, const Backend& backend,
     throw Exception(
         {ErrorCode::kInternal, "compare", "runs without a dump", "both runs need one, the expected one of one rank"});
   }
-  return Comparison(before, backend, expected, got, options).all();
+  return Comparison(before, backend, {expected, *expected.stages}, {got, *got.stages}, options).all();
 }
 
 }  // namespace dsacore

@@ -16,15 +16,17 @@
 
 namespace dsacore::cpu {
 
-inline constexpr int kUnitTokens =
-    32;  ///< decoded and multiplied at a time: half an index page, so that all of it stays in L1
+// A unit is what is decoded and multiplied at a time: half an index page, so that all of it stays in L1.
+inline constexpr int kUnitTokens = 32;
 inline constexpr int kUnitsOfPage = kIndexPage / kUnitTokens;
-inline constexpr int kUnitsAhead = 4;  ///< how far ahead a unit's bytes are asked for
-inline constexpr int kTouchAhead =
-    12;  ///< how far ahead one line of each of its pages of memory is, so that addresses are known by then
-inline constexpr int kKeyGroup = 16;                           ///< tokens that share a maximum
-inline constexpr int kMinTaskPages = 16, kMaxTaskPages = 128;  ///< the longer a task, the less its start counts
-inline constexpr int kWaveTasks = 32;    ///< enough to keep threads equally busy, where there are pages enough
+// How far ahead a unit's bytes are asked for, and before that a line of each of its pages of memory, for their addresses.
+inline constexpr int kUnitsAhead = 4;
+inline constexpr int kTouchAhead = 12;
+// The longer a task, the less its start counts; but threads are to be equally busy.
+inline constexpr int kMinTaskPages = 16, kMaxTaskPages = 128;
+inline constexpr int kWaveTasks = 32;
+
+inline constexpr int kKeyGroup = 16;     ///< tokens that share a maximum
 inline constexpr int kColumnStep = 16;   ///< heads are padded to a multiple of it: block_dot's columns
 inline constexpr int kTileColumns = 32;  ///< of two AMX tiles
 inline constexpr int64_t kWaveKeys = int64_t(8) << 20;

@@ -216,8 +216,8 @@ class TaskUnits {
       const Place place = index_place(table, index_table, args.page, LocalId(int32_t(unit * kUnitTokens)));
       pages_[size_t(unit - begin_) / kUnitsOfPage] = args.index.data + int64_t(place.page.value()) * Layout::kPageBytes;
     }
-    for (int64_t unit = begin_; unit <= std::min(begin_ + kTouchAhead, last_); ++unit) touch_unit(bytes(unit));
-    for (int64_t unit = begin_; unit <= std::min(begin_ + kUnitsAhead, last_); ++unit) {
+    for (int64_t unit = begin_; unit <= last_ && unit < begin_ + kTouchAhead; ++unit) touch_unit(bytes(unit));
+    for (int64_t unit = begin_; unit <= last_ && unit < begin_ + kUnitsAhead; ++unit) {
       for (int slot = 0; slot < kUnitSlots; ++slot) prefetch_slot<Layout>(bytes(unit), slot);
     }
   }
