@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cpu/indexer_case.h"
+#include "support/targets.h"
 
 namespace dsacore::test {
 namespace {
@@ -79,7 +80,7 @@ std::vector<Candidate> gather(const Backend& backend, const IndexerCase& c, cons
 
 void check_ranks(const IndexerOptions& options, const Layout& layout) {
   const IndexerCase c(options);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_instruction_sets()) {
     const Backend& backend = *cpu_backend(target);
     const Selected alone = run_indexer(backend, c, place(c, {}));
     const std::vector<Candidate> candidates = gather(backend, c, layout);
@@ -184,7 +185,7 @@ TEST(CandidateMerge, AnyKeys) {
           const Lists lists = lists_of(keys, topk, shard);
           const IndexerCase c({.heads = 8, .topk = topk, .lengths = {n}, .kind = KeyKind::kZero});
           const Placed placed = place(c, {.shard = shard});
-          for (const std::string_view target : cpu_targets()) {
+          for (const std::string_view target : tested_instruction_sets()) {
             const Merged got = run_merge(*cpu_backend(target), c, placed, lists.candidates);
             ASSERT_EQ(got.tokens == lists.best, true) << target << ", D " << ranks << ", topk " << topk << ", n " << n
                                                       << first_difference(got.tokens, lists.best, topk);

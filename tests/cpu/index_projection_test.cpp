@@ -10,6 +10,7 @@
 
 #include "cpu/agreement.h"
 #include "cpu/plain_layer.h"
+#include "support/targets.h"
 
 namespace dsacore::test {
 namespace {
@@ -58,7 +59,7 @@ class IndexProjectionAgreement : public ::testing::TestWithParam<Shape> {
     StageRunner& want = *reference;
     want.run(want.backend().index_projection, want.index_projection_args());
     const std::vector<int64_t> rows = judged_rows(c, c.step.batch);
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       SCOPED_TRACE(target);
       StageRunner got(c, *cpu_backend(target), threads);
       run_stage(got, want);
@@ -93,7 +94,7 @@ TEST(IndexProjection, NegativeSlotsWriteNothing) {
   options.slots = SlotsKind::kNegative;
   const Case c = make_case(options);
   const std::unique_ptr<StageRunner> query = reference_query(c);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     SCOPED_TRACE(target);
     StageRunner got(c, *cpu_backend(target));
     run_stage(got, *query);
@@ -113,7 +114,7 @@ TEST(IndexProjection, SameBitsWithAnyThreadsAndLiveRows) {
   for (const Shape& shape : {Shape{9, 1536, 12, 1, IndexFormat::kFp8}, Shape{8, 256, 70, 1, IndexFormat::kMxfp4}}) {
     const Case c = make_case(options_of(shape));
     const std::unique_ptr<StageRunner> query = reference_query(c);
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       SCOPED_TRACE(target);
       StageRunner one(c, *cpu_backend(target), 1);
       run_stage(one, *query);
@@ -144,14 +145,14 @@ TEST(IndexProjection, BrokenRowHarmsItself) {
       const std::unique_ptr<StageRunner> query = reference_query(c);
       const int64_t broken = shape.rows / 2;
       std::deque<StageRunner> clean;
-      for (const std::string_view target : cpu_targets()) {
+      for (const std::string_view target : tested_targets()) {
         run_stage(clean.emplace_back(c, *cpu_backend(target)), *query);
       }
       Case spoilt = make_case(options);
       for (int64_t i = 0; i < c.sizes.width(); i += 3) projected_at(spoilt, broken, i) = {bits};
       for (int64_t i = 0; i < c.sizes.q_lora; i += 3) query->q_c(broken, i) = {bits};
       for (size_t i = 0; i < clean.size(); ++i) {
-        SCOPED_TRACE(cpu_targets()[i]);
+        SCOPED_TRACE(tested_targets()[i]);
         StageRunner& want = clean[i];
         StageRunner got(spoilt, want.backend());
         run_stage(got, *query);
@@ -185,7 +186,7 @@ struct PlainHead {
 
 void expect_plain_heads(PlainLayer& layer, const std::vector<BFloat16>& q_c, int rows) {
   layer.set_q_c(q_c);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const PlainLayer::IndexOutput got = layer.run_index(*cpu_backend(target), rows);
     for (int head = 0; head < PlainLayer::kIndexHeads; ++head) {
       std::vector<float> iq;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cpu/indexer_case.h"
+#include "support/targets.h"
 
 namespace dsacore::test {
 namespace {
@@ -20,7 +21,7 @@ void check(const IndexerOptions& options, const Layout& layout = {}) {
   const IndexerCase c(options);
   const Placed placed = place(c, layout);
   const auto scores = all_scores(c);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     SCOPED_TRACE(std::string(target) + ", " + text_of(options));
     const Backend& backend = *cpu_backend(target);
     ASSERT_EQ(backend.target, target);
@@ -79,7 +80,7 @@ TEST_P(EveryFormat, NanKeysComeLastByTokenId) {
   const IndexerCase c(options);
   const auto scores = scores_of(c, 0);
   const Placed placed = place(c, {});
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const Selected got = run_indexer(*cpu_backend(target), c, placed);
     std::vector<int32_t> numbers, nans;
     for (int32_t t = 0; t < 600; ++t) (std::isnan(scores[size_t(t)].value) ? nans : numbers).push_back(t);
@@ -94,7 +95,7 @@ TEST_P(EveryFormat, NanQueryHarmsItsRowAlone) {
   const IndexerOptions options{.format = GetParam(), .q = 4, .topk = 100, .lengths = {777, 500}};
   IndexerCase c(options);
   const Placed placed = place(c, {});
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const Backend& backend = *cpu_backend(target);
     const Selected clean = run_indexer(backend, c, placed);
     IndexerCase harmed = c;
@@ -172,7 +173,7 @@ TEST(Indexer, DecodesEveryE4m3Code) {
                   IndexFp8::kRowBytes);
     }
     const IndexerCase c = value_case(IndexFormat::kFp8, place, apart);
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       const std::vector<uint32_t> got = keys_of_all(*cpu_backend(target), c);
       for (int code = 0; code < 256; ++code) {
         ASSERT_EQ(got[size_t(2 * code)], score_key(0.25f * e4m3_to_float(uint8_t(code))))
@@ -195,7 +196,7 @@ TEST(Indexer, DecodesEveryE2m1CodeWithEveryScale) {
       }
     }
     const IndexerCase c = value_case(IndexFormat::kMxfp4, place, keys);
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       const std::vector<uint32_t> got = keys_of_all(*cpu_backend(target), c);
       for (int i = 0; i < 1024; ++i) {
         const int scale = i / 4, code = i % 4 * 4 + place % 4;
@@ -226,7 +227,7 @@ TEST_P(EveryFormat, ScoresAreWithinTheBound) {
       const RankShard shard{.ranks = 8, .rank = 0, .interleave = 1};
       const IndexerCase c({.format = GetParam(), .heads = heads, .q = 2, .topk = 300, .lengths = {2000}, .kind = kind});
       const Placed placed = place(c, {.shard = shard});
-      for (const std::string_view target : cpu_targets()) {
+      for (const std::string_view target : tested_targets()) {
         const Selected got = run_indexer(*cpu_backend(target), c, placed);
         for (int row = 0; row < c.rows(); ++row) {
           const auto scores = scores_of(c, row);
@@ -255,7 +256,7 @@ TEST_P(EveryFormat, ScoresAreWithinTheBound) {
 TEST_P(EveryFormat, PagesMayLieAnywhere) {
   for (const KeyKind kind : {KeyKind::kNormal, KeyKind::kBytes, KeyKind::kTies}) {
     const IndexerCase c({.format = GetParam(), .q = 2, .topk = 700, .lengths = {5000, 801}, .kind = kind});
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       const Backend& backend = *cpu_backend(target);
       const Selected first = run_indexer(backend, c, place(c, {.shard = kAllTokens, .seed = 1}));
       for (uint64_t seed = 2; seed < 5; ++seed) {
@@ -272,7 +273,7 @@ TEST_P(EveryFormat, PagesMayLieAnywhere) {
 TEST_P(EveryFormat, EqualBytesHaveEqualKeysAtEveryPosition) {
   const IndexerCase c({.format = GetParam(), .topk = 2048, .lengths = {2049}, .kind = KeyKind::kEqual});
   const Placed placed = place(c, {.shard = kAllTokens});
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const Selected got = run_indexer(*cpu_backend(target), c, placed);
     for (int i = 0; i < 2048; ++i) {
       ASSERT_EQ(got.candidates[size_t(i)].key, got.candidates[0].key) << target << ", token " << i;
@@ -286,7 +287,7 @@ TEST_P(EveryFormat, AnyThreadCountGivesTheSameBits) {
       {.format = GetParam(), .q = 2, .topk = 300, .lengths = {9000, 17, 1500, 4099, 301}, .kind = KeyKind::kTies});
   for (const RankShard& shard : {RankShard{}, kAllTokens}) {
     const Placed placed = place(c, {.shard = shard});
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       const Backend& backend = *cpu_backend(target);
       const Selected one = run_indexer(backend, c, placed, 1);
       for (const int threads : {1, 2, 3, 7}) {
@@ -299,7 +300,7 @@ TEST_P(EveryFormat, AnyThreadCountGivesTheSameBits) {
 TEST_P(EveryFormat, NeighboursOfARowDoNotMatter) {
   const IndexerOptions options{.format = GetParam(), .topk = 300, .lengths = {3000, 2000, 900}};
   const IndexerCase c(options);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const Backend& backend = *cpu_backend(target);
     const Selected together = run_indexer(backend, c, place(c, {.shard = kAllTokens}));
     for (int r = 0; r < c.requests(); ++r) {
@@ -347,7 +348,7 @@ TEST_P(EveryFormat, WavesOfRequestsGiveTheSameBits) {
 TEST_P(EveryFormat, RanksHoldTheSameKeys) {
   const IndexerCase c(
       {.format = GetParam(), .q = 2, .topk = 150, .lengths = {1999, 151, 150, 3, 640}, .kind = KeyKind::kTies});
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const Backend& backend = *cpu_backend(target);
     // Keys of all tokens, a hundred and fifty at a time: every token of a rank that holds at most topk of them.
     for (const int interleave : {1, 3}) {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "cpu/agreement.h"
+#include "support/targets.h"
 
 namespace dsacore::test {
 namespace {
@@ -56,7 +57,7 @@ struct MergeCase {
 
 void expect_agreement(const MergeCase& c) {
   const MergeCase::Output want = c.run(reference_backend());
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     SCOPED_TRACE(::testing::Message() << target << ", " << c.ranks << " ranks, width " << c.width);
     const MergeCase::Output got = c.run(*cpu_backend(target));
     int64_t near = 0;
@@ -98,7 +99,7 @@ TEST(PartialMerge, RanksWithoutRowsAreNotRead) {
     }
   }
   expect_agreement(c);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const MergeCase::Output got = c.run(*cpu_backend(target));
     for (int head = 0; head < 6; ++head) {
       for (int i = 0; i < 512; ++i) {
@@ -132,7 +133,7 @@ TEST(PartialMerge, BrokenPartialHarmsItsRowAndHead) {
         spoilt.empty(0, 2, 1);
         spoilt.empty(2, 2, 1);
       }
-      for (const std::string_view target : cpu_targets()) {
+      for (const std::string_view target : tested_targets()) {
         SCOPED_TRACE(target);
         const MergeCase::Output want = c.run(*cpu_backend(target));
         MergeCase::Output got = spoilt.run(*cpu_backend(target));
@@ -149,7 +150,7 @@ TEST(PartialMerge, BrokenPartialHarmsItsRowAndHead) {
 
 TEST(PartialMerge, SameBitsWithAnyThreads) {
   const MergeCase c(3, 19, 5, 512);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const MergeCase::Output one = c.run(*cpu_backend(target), 1);
     for (const int threads : {2, 3, 7}) {
       const MergeCase::Output other = c.run(*cpu_backend(target), threads);

@@ -8,6 +8,7 @@
 
 #include "cpu/agreement.h"
 #include "cpu/plain_layer.h"
+#include "support/targets.h"
 
 namespace dsacore::test {
 namespace {
@@ -40,7 +41,7 @@ class QueryAgreement : public ::testing::TestWithParam<Shape> {
     StageRunner want(c, reference_backend());
     want.run(want.backend().query, want.query_args());
     const std::vector<int64_t> rows = judged_rows(c, c.step.batch);
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       SCOPED_TRACE(target);
       StageRunner got(c, *cpu_backend(target), threads);
       got.run(got.backend().query, got.query_args());
@@ -79,7 +80,7 @@ TEST(Query, StridedCacheIsWrittenInItsPagesOnly) {
   const Case c = make_case(options);
   StageRunner want(c, reference_backend());
   want.run(want.backend().query, want.query_args());
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     SCOPED_TRACE(target);
     StageRunner got(c, *cpu_backend(target));
     got.run(got.backend().query, got.query_args());
@@ -91,7 +92,7 @@ TEST(Query, NegativeSlotsWriteNothing) {
   CaseOptions options = options_of({1, 128, 17, 1, KvFormat::kFp8});
   options.slots = SlotsKind::kNegative;
   const Case c = make_case(options);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     SCOPED_TRACE(target);
     StageRunner got(c, *cpu_backend(target));
     got.run(got.backend().query, got.query_args());
@@ -110,7 +111,7 @@ void expect_same_rows(const StageRunner& got, const StageRunner& want, int64_t r
 TEST(Query, SameBitsWithAnyThreadsAndLiveRows) {
   for (const Shape& shape : {Shape{6, 1536, 12, 1, KvFormat::kFp8DsMla}, Shape{5, 256, 70, 1, KvFormat::kFp8}}) {
     const Case c = make_case(options_of(shape));
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       SCOPED_TRACE(target);
       StageRunner one(c, *cpu_backend(target), 1);
       one.run(one.backend().query, one.query_args());
@@ -138,7 +139,7 @@ TEST(Query, BrokenRowHarmsItself) {
       options.slots = SlotsKind::kOwned;
       Case c = make_case(options);
       const int64_t broken = shape.rows / 2;
-      for (const std::string_view target : cpu_targets()) {
+      for (const std::string_view target : tested_targets()) {
         SCOPED_TRACE(target);
         StageRunner clean(c, *cpu_backend(target));
         clean.run(clean.backend().query, clean.query_args());
@@ -178,7 +179,7 @@ void expect_plain_query(PlainLayer& layer, const std::vector<BFloat16>& q_c, boo
   layer.set_q_c(q_c);
   const std::vector<BFloat16> want = plain_query(q_c, pairs);
   const bool fp8 = has_fp8_query(layer.config.kv_format);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const std::vector<std::byte> got = layer.run_query(*cpu_backend(target), rows);
     for (int i = 0; i < rows * kQueryRow; ++i) {
       const BFloat16 x = want[size_t(i % kQueryRow)];

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/indexer_case.h"
+#include "support/targets.h"
 
 namespace dsacore::test {
 namespace {
@@ -48,8 +49,8 @@ void check(const std::string& name, const std::vector<float>& scores) {
     const IndexerCase c = case_of(scores, topk);
     const Placed placed = place(c, {});
     const std::vector<int32_t> want = best_of(scores, topk);
-    for (const std::string_view target : cpu_targets()) {
-      for (const int threads : {1, 2, 5}) {
+    for (const std::string_view target : tested_instruction_sets()) {
+      for (const int threads : {1, topk < 100 ? 5 : 2}) {
         const Selected got = run_indexer(*cpu_backend(target), c, placed, threads);
         ASSERT_EQ(got.tokens == want, true)
             << name << ", n " << scores.size() << ", topk " << topk << ", " << target << ", threads " << threads << ": "

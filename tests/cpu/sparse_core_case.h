@@ -19,6 +19,7 @@
 #include "format/layouts.h"
 #include "plan/registry.h"
 #include "stages/stages.h"
+#include "support/targets.h"
 
 namespace dsacore {
 
@@ -229,8 +230,8 @@ inline void expect_same_bits(const CoreResult& got, const CoreResult& want, int 
 
 /// Calls `f(backend)` for every cpu target that this machine runs.
 inline void for_cpu_targets(const std::function<void(const Backend&)>& f) {
-  ASSERT_FALSE(cpu_targets().empty());
-  for (const std::string_view target : cpu_targets()) {
+  ASSERT_FALSE(test::tested_targets().empty());
+  for (const std::string_view target : test::tested_targets()) {
     SCOPED_TRACE(target);
     const Backend* backend = cpu_backend(target);
     ASSERT_NE(backend, nullptr);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "cpu/agreement.h"
+#include "support/targets.h"
 
 namespace dsacore::test {
 namespace {
@@ -82,7 +83,7 @@ TEST(Value, AgreesWithReference) {
     for (const bool gated : {true, false}) {
       const ValueCase c(heads, rows, uint32_t(heads + rows), gated);
       const ValueCase::Output want = c.run(reference_backend());
-      for (const std::string_view target : cpu_targets()) {
+      for (const std::string_view target : tested_targets()) {
         SCOPED_TRACE(::testing::Message() << target << ", " << heads << " heads, " << rows << " rows, gate " << gated);
         const ValueCase::Output got = c.run(*cpu_backend(target));
         EXPECT_TRUE(out_agrees(got.view, want.view));
@@ -108,7 +109,7 @@ TEST(Value, ReadsTheLayersOwnWuvInPlace) {
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < want.latent.size(); ++i) want.latent.data()[i] = to_bf16(normal(random));
   want.run(want.backend().value, want.value_args());
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     SCOPED_TRACE(target);
     StageRunner got(c, *cpu_backend(target));
     copy(want.latent, got.latent);
@@ -120,7 +121,7 @@ TEST(Value, ReadsTheLayersOwnWuvInPlace) {
 TEST(Value, EmptyRowsAreZero) {
   ValueCase c(6, 20, 4);
   std::fill_n(c.latent.begin() + 3 * 6 * kLatent, 6 * kLatent, BFloat16{});
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const ValueCase::Output got = c.run(*cpu_backend(target));
     for (int64_t i = 0; i < c.width(); ++i) ASSERT_EQ(to_float(got.view(3, i)), 0.0f) << target << ", column " << i;
   }
@@ -129,7 +130,7 @@ TEST(Value, EmptyRowsAreZero) {
 TEST(Value, SameBitsWithAnyThreadsAndLiveRows) {
   for (const auto& [heads, rows] : {std::pair{15, 12}, {13, 130}}) {
     const ValueCase c(heads, rows, 6);
-    for (const std::string_view target : cpu_targets()) {
+    for (const std::string_view target : tested_targets()) {
       SCOPED_TRACE(target);
       const Backend& backend = *cpu_backend(target);
       const ValueCase::Output one = c.run(backend, 1);
@@ -155,7 +156,7 @@ TEST(Value, BrokenRowHarmsItself) {
       const int broken = rows / 2;
       for (int i = 0; i < 6 * kLatent; i += 5) spoilt.latent[size_t(broken * 6 * kLatent + i)] = {bits};
       spoilt.gate[size_t(broken * c.gate_pitch() + 3)] = {bits};
-      for (const std::string_view target : cpu_targets()) {
+      for (const std::string_view target : tested_targets()) {
         SCOPED_TRACE(target);
         const ValueCase::Output want = c.run(*cpu_backend(target));
         ValueCase::Output got = spoilt.run(*cpu_backend(target));
@@ -187,7 +188,7 @@ TEST(Gate, EveryGateValue) {
       gate.push_back({uint16_t(bits)});
     }
   }
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     const std::vector<BFloat16> out = run_gate(*cpu_backend(target), v, gate, 128);
     int64_t near = 0;
     for (size_t i = 0; i < v.size(); ++i) {
@@ -214,7 +215,7 @@ TEST(Gate, AgreesWithReferenceAndKeepsNanInItsRow) {
   for (BFloat16& x : v) x = to_bf16(normal(random));
   for (BFloat16& x : gate) x = to_bf16(normal(random) * 2);
   const std::vector<BFloat16> want = run_gate(reference_backend(), v, gate, n);
-  for (const std::string_view target : cpu_targets()) {
+  for (const std::string_view target : tested_targets()) {
     SCOPED_TRACE(target);
     const std::vector<BFloat16> got = run_gate(*cpu_backend(target), v, gate, n);
     int64_t near = 0;

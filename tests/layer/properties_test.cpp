@@ -7,6 +7,7 @@
 #include "plan/registry.h"
 #include "support/layer.h"
 #include "support/stages.h"
+#include "support/targets.h"
 
 namespace dsacore {
 namespace {
@@ -28,7 +29,7 @@ CaseOptions base(KvFormat kv = KvFormat::kFp8DsMla, IndexFormat index = IndexFor
 
 std::vector<ContextOptions> all_contexts() {
   std::vector<ContextOptions> list = {{.backend = BackendKind::kReference, .threads = 2}};
-  for (std::string_view target : cpu_targets()) list.push_back({.threads = 2, .cpu_target = std::string(target)});
+  for (std::string_view target : test::tested_targets()) list.push_back({.threads = 2, .cpu_target = std::string(target)});
   return list;
 }
 
@@ -165,7 +166,7 @@ TEST(Properties, RowsAtOnceOrOneByOne) {
     const Case c = make_case(o);
     const ContextOptions reference = {.backend = BackendKind::kReference, .threads = 2};
     EXPECT_TRUE(test::same_bits(row_by_row(c, reference), test::run_layer(c, reference).out, "out on reference"));
-    for (std::string_view target : cpu_targets()) {
+    for (std::string_view target : test::tested_targets()) {
       const ContextOptions context = {.threads = 2, .cpu_target = std::string(target)};
       EXPECT_LT(test::relative_error(row_by_row(c, context), test::run_layer(c, context).out), 8e-3) << target;
     }

@@ -2,6 +2,7 @@
 // spec 9.
 #include "plan/registry.h"
 #include "support/layer.h"
+#include "support/targets.h"
 
 namespace dsacore {
 namespace {
@@ -70,7 +71,7 @@ TEST(Run, AgreesWithTheReferenceOnEveryTarget) {
   for (const Shape& shape : shapes()) {
     const Case c = make_case(shape.options);
     const test::LayerOutput want = test::run_layer(c, {.backend = BackendKind::kReference, .threads = 2});
-    for (std::string_view target : cpu_targets()) {
+    for (std::string_view target : test::tested_targets()) {
       SCOPED_TRACE(std::string(shape.name) + " kv=" + std::string(name_of(c.config.kv_format)) +
                    " index=" + std::string(name_of(c.config.index_format)) + " on " + std::string(target));
       const test::LayerOutput got = test::run_layer(c, {.threads = 2, .cpu_target = std::string(target)});
@@ -94,7 +95,7 @@ TEST(Run, AgreesWithTheReferenceOnEveryTarget) {
 }
 
 TEST(Run, TheForcedTargetIsTheOneThatRuns) {
-  for (std::string_view target : cpu_targets()) {
+  for (std::string_view target : test::tested_targets()) {
     EXPECT_EQ(Context({.threads = 1, .cpu_target = std::string(target)}).cpu_target(), target);
   }
 }
