@@ -48,7 +48,7 @@ Status check_pages(const char* name, View<const int32_t, 2> table, int64_t reque
   }
   const int32_t* row = table.row(request);
   int32_t low = 0;
-  int32_t high = 0;
+  int32_t high = -1;
   for (int64_t i = 0; i < count; ++i) {
     low = std::min(low, row[i]);
     high = std::max(high, row[i]);

@@ -232,6 +232,20 @@ TEST(CheckStep, IndexPages) {
     b.layer->prepare_cache(b.caches->kv, b.caches->index);
     EXPECT_FALSE(b.layer->run(b.step).ok());
   }
+  {
+    Bench b(false, 128);  // an index cache of less than an MLA page serves lengths that it holds, and no longer ones
+    std::fill(b.slots.begin(), b.slots.end(), -1);
+    std::fill(b.index_slots.begin(), b.index_slots.end(), -1);
+    b.table[0] = b.table[b.table.size() / 2] = 0;
+    b.seq_lens = {64, 0};
+    b.step.seq_lens = View<const int32_t, 1>(b.seq_lens.data(), b.seq_lens.size());
+    b.caches->index.pages = 1;
+    b.layer->prepare_cache(b.caches->kv, b.caches->index);
+    const Status status = b.layer->run(b.step);
+    EXPECT_TRUE(status.ok()) << status.error().message();
+    b.seq_lens[1] = 65;
+    EXPECT_FALSE(b.layer->run(b.step).ok());
+  }
 }
 
 }  // namespace
