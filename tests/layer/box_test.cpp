@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 // Long enough that no rank is silent for it only because other work has the cores.
-constexpr auto kDeadline = test::kThreadSanitizer ? 2000ms : 500ms;
+constexpr auto kDeadline = test::kSanitized ? 2000ms : 1000ms;
 constexpr auto kSlack = 1s;
 
 BoxOptions small_options() {

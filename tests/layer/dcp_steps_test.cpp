@@ -250,7 +250,7 @@ TEST_P(DcpSteps, EachEqualsOneRankThenTheBoxIsLostAndMadeAgain) {
 
   // The last rank stops when the first of the others has half of its partials: the others' outputs are NaN, and their
   // errors name it.
-  make_ranks(test::kThreadSanitizer ? 2000ms : 500ms);
+  make_ranks(test::kSanitized ? 2000ms : 1000ms);
   const int lost = GetParam().ranks - 1;
   const int64_t last_run = ranks_[0].box->impl().run() + 4;
   ranks_[size_t(lost)].box->impl().stop_after = [&](Exchange exchange, int64_t run, int64_t words) {

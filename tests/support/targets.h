@@ -15,9 +15,16 @@ inline constexpr bool kThreadSanitizer = true;
 #else
 inline constexpr bool kThreadSanitizer = false;
 #endif
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+inline constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#else
+inline constexpr bool kSanitized = false;
+#endif
 
-/// Every target that this machine runs. Under thread sanitizer only the best one, since work is shared out in the same way on
-/// all, and a run takes twenty times as long there.
+/// Every target that this machine runs. Under thread sanitizer only the best one, since work is shared out in the same
+/// way on all, and a run takes twenty times as long there.
 inline std::vector<std::string_view> tested_targets() {
   const auto all = cpu_targets();
   return {all.begin(), kThreadSanitizer ? all.begin() + 1 : all.end()};
