@@ -29,7 +29,8 @@ CaseOptions base(KvFormat kv = KvFormat::kFp8DsMla, IndexFormat index = IndexFor
 
 std::vector<ContextOptions> all_contexts() {
   std::vector<ContextOptions> list = {{.backend = BackendKind::kReference, .threads = 2}};
-  for (std::string_view target : test::tested_targets()) list.push_back({.threads = 2, .cpu_target = std::string(target)});
+  for (std::string_view target : test::tested_targets())
+    list.push_back({.threads = 2, .cpu_target = std::string(target)});
   return list;
 }
 
