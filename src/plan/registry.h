@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "dsacore/queue.h"
 #include "stages/stages.h"
 #include "threads/threads.h"
 
@@ -36,6 +37,7 @@ struct Workspace {
   std::span<std::byte> scratch;  ///< at least what `scratch_bytes` asked for, 64-byte aligned, contents unspecified
   Threads* threads;
   const void* target;  ///< the backend's `target_data`
+  Queue queue{};       ///< cuda: where the kernel is enqueued
 };
 
 template <class Args>
@@ -44,7 +46,12 @@ struct Kernel {
   Verdict (*accepts)(const ShapeKey& shape);
   /// Bytes of scratch for a shape with this many threads.
   int64_t (*scratch_bytes)(const ShapeKey& shape, int threads);
+  /// cuda: enqueues on the workspace's queue and returns. Else: returns when all is written.
   void (*run)(const Args& args, const Workspace& workspace);
+  /// Called once for a shape before it is run, on the context's device: what must be set on it. Null: nothing.
+  void (*prepare)(const ShapeKey& shape) = nullptr;
+  /// cuda: reads its inputs before its wait, so that the kernel before it must not let it start early.
+  bool held = false;
 };
 
 /// A backend's stages. Lists are in order of preference.
@@ -69,6 +76,9 @@ const Backend& reference_backend();
 
 /// The cpu backend for an instruction set by name, or the best one for an empty name. Null: this machine cannot run it.
 const Backend* cpu_backend(std::string_view target);
+/// The cuda backend (src/backends/cuda); defined where DSACORE_CUDA is.
+const Backend& cuda_backend();
+
 /// Names of the cpu targets that this machine runs, best first.
 std::span<const std::string_view> cpu_targets();
 /// Names of all targets compiled in, best first.

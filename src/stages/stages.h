@@ -108,6 +108,10 @@ struct ValueArgs {
   View<const BFloat16, 3> w_uv;    ///< [heads', 128, 512]: W_UV transposed; the heads may be all ranks' (`proj`)
   View<const BFloat16, 2> gate;    ///< [rows, heads'*128], or empty: `out` is v itself
   View<BFloat16, 2> out;           ///< out [rows, heads'*128]
+  /// cuda: [requests] global lengths; rows of a request of length 0, and rows past the requests, give zeros. Empty, or the
+  /// other backends: src/layer/run.cpp writes them.
+  View<const int32_t, 1> seq_lens{};
+  int q = 1;
 };
 
 /// The gate of step 12 alone, from merged `v` (`proj` partials).

@@ -1,0 +1,16 @@
+// The stages of the cuda backend, each a list of kernels in order of preference. One file (or a few with one name) a list.
+#pragma once
+
+#include <span>
+
+#include "plan/registry.h"
+
+namespace dsacore::cuda {
+
+std::span<const Kernel<QueryArgs>> query_kernels();
+std::span<const Kernel<IndexProjectionArgs>> index_projection_kernels();
+std::span<const Kernel<IndexerArgs>> indexer_kernels();
+std::span<const Kernel<SparseCoreArgs>> sparse_core_kernels();
+std::span<const Kernel<ValueArgs>> value_kernels();
+
+}  // namespace dsacore::cuda

@@ -1,0 +1,22 @@
+#include "backends/cuda/kernels.h"
+
+namespace dsacore {
+
+const Backend& cuda_backend() {
+  static const Backend backend = {.name = "cuda",
+                                  .target = "sm_90a",
+                                  .target_data = nullptr,
+                                  .packed_bytes = nullptr,
+                                  .pack = nullptr,
+                                  .query = cuda::query_kernels(),
+                                  .index_projection = cuda::index_projection_kernels(),
+                                  .indexer = cuda::indexer_kernels(),
+                                  .candidate_merge = {},
+                                  .sparse_core = cuda::sparse_core_kernels(),
+                                  .value = cuda::value_kernels(),
+                                  .gate = {},
+                                  .partial_merge = {}};
+  return backend;
+}
+
+}  // namespace dsacore

@@ -1,0 +1,9 @@
+#include "backends/cuda/kernels.h"
+
+static_assert(__cplusplus >= 202002L);
+
+namespace dsacore::cuda {
+
+std::span<const Kernel<SparseCoreArgs>> sparse_core_kernels() { return {}; }
+
+}  // namespace dsacore::cuda
