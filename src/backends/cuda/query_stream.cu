@@ -63,8 +63,9 @@ class StreamKernel {
 
  public:
   __device__ __forceinline__ StreamKernel(const Parameters& p, char* shared)
-      : p_(p), shared_(shared), base_(fixed_shared_address(shared)), head_(int(blockIdx.x) / Ctas), chunks_(p.q_lora / kChunk),
-        warp_(int(threadIdx.x) / 32), lane_(int(threadIdx.x) % 32), party_(kCluster ? int(cluster_rank()) : warp_ / 4) {}
+      : p_(p), shared_(shared), base_(shared_address(shared)), head_(int(blockIdx.x) / Ctas), chunks_(p.q_lora / kChunk),
+        warp_(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) / 32, 0)),  // so that the compiler knows it to be uniform
+        lane_(int(threadIdx.x) % 32), party_(kCluster ? int(blockIdx.x) % Ctas : warp_ / 4) {}
 
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == 0) {
@@ -263,25 +264,33 @@ class StreamKernel {
     }
   }
 
-  /// Step 4: 64 values of N query rows, from value `column` on. Lanes pair up, so that each has four neighbouring values.
+  /// Step 4: 64 values of N query rows, from value `column` on.
   __device__ __forceinline__ void store(const float (&sums)[N / 2], int first, int column) const {
     const int at = column + warp_ % 4 * 16 + lane_ % 2 * 8 + lane_ % 4 / 2 * 4;
+    const int row = first + lane_ / 4, live = p_.rows - row;
+    const int64_t eight_rows = 8 * int64_t(p_.query.heads) * kQueryRow;
+    if (p_.fp8_query) {
+      uint8_t* to = p_.query.e4m3(row, head_) + at;
+      const auto codes = [&](uint32_t v) { return pack_e4m3(low_bf16(v) * p_.q_scale_inv, high_bf16(v) * p_.q_scale_inv); };
 #pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-      const uint2 pairs = token_pairs(sums + 4 * j);
-      const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, lane_ & 1 ? pairs.x : pairs.y, 1);
-      const uint2 four = lane_ & 1 ? uint2{other, pairs.y} : uint2{pairs.x, other};
-      const int row = first + 8 * j + lane_ / 4;
-      if (row >= p_.rows) continue;
-      if (p_.fp8_query) {
-        const auto codes = [&](uint32_t v) {
-          return pack_e4m3(low_bf16(v) * p_.q_scale_inv, high_bf16(v) * p_.q_scale_inv);
-        };
-        *reinterpret_cast<uint32_t*>(p_.query.e4m3(row, head_) + at) = codes(four.x) | codes(four.y) << 16;
-      } else {
-        *reinterpret_cast<uint2*>(p_.query.bf16(row, head_) + at) = four;
+      for (int j = 0; j < N / 8; ++j, to += eight_rows) {
+        const uint2 four = token_fours(sums + 4 * j);
+        if (8 * j < live) *reinterpret_cast<uint32_t*>(to) = codes(four.x) | codes(four.y) << 16;
+      }
+    } else {
+      BFloat16* to = p_.query.bf16(row, head_) + at;
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j, to += eight_rows) {
+        const uint2 four = token_fours(sums + 4 * j);
+        if (8 * j < live) *reinterpret_cast<uint2*>(to) = four;
       }
     }
+  }
+  /// token_pairs after an exchange between neighbours: four neighbouring values, in odd lanes of the upper eight rows.
+  __device__ __forceinline__ uint2 token_fours(const float* sums) const {
+    const uint2 pairs = token_pairs(sums);
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, lane_ & 1 ? pairs.x : pairs.y, 1);
+    return lane_ & 1 ? uint2{other, pairs.y} : uint2{pairs.x, other};
   }
 
   const Parameters& p_;
