@@ -56,8 +56,8 @@ struct RunReport {
   std::vector<ReservedItem> reserved;  ///< of rank 0
   int64_t reserved_bytes = 0;          ///< of all ranks
   double prepare_seconds = 0;
-  double run_seconds = 0;         ///< of the slowest rank
-  std::vector<StageTime> stages;  ///< of rank 0
+  double run_seconds = 0;         ///< of the slowest rank; cuda: of a first run, with what it loads
+  std::vector<StageTime> stages;  ///< of rank 0; cuda: none
 };
 
 struct RunResult {

@@ -23,13 +23,20 @@ struct QueryRows {
   uint8_t* e4m3(int64_t row, int head) const { return reinterpret_cast<uint8_t*>(at(row, head)); }
 };
 
+/// Step 1 alone, where the query comes later: bit for bit the `q_c` that it would write.
+struct NormArgs {
+  const LayerModel* model;
+  View<const BFloat16, 2> projected;  ///< [rows, width]
+  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]
+};
+
 /// Steps 1 to 5: norms, W_QB, W_UK, quantise, MLA cache insert.
 struct QueryArgs {
   const LayerModel* model;
   View<const BFloat16, 2> projected;  ///< [rows, width]
   View<const int64_t, 1> slots;       ///< [rows]
   KvCache kv;                         ///< rows with slot >= 0 are written
-  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]
+  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]; cuda: empty where a norm wrote it
   QueryRows query;                    ///< out
 };
 
@@ -127,6 +134,18 @@ struct PartialMergeArgs {
   View<const float, 3> partial_lse;  ///< [D, rows, heads]; -inf: no rows, its partial is not read
   View<BFloat16, 3> merged;          ///< out [rows, heads, width]
   View<float, 2> lse;                ///< out [rows, heads]
+};
+
+/// Rows past the requests given: no token, no latent, output zero (spec 4, 5). Tensors of all B rows, of which the first
+/// `live_rows` are left as they are.
+struct PadArgs {
+  int64_t live_rows;
+  View<int32_t, 2> topk_tokens;  ///< -1
+  View<int32_t, 2> topk_rows;    ///< -1
+  View<int32_t, 1> valid;        ///< 0
+  View<BFloat16, 3> latent;      ///< 0
+  View<float, 2> lse;            ///< -inf
+  View<BFloat16, 2> out;         ///< 0
 };
 
 }  // namespace dsacore
