@@ -7,6 +7,7 @@
 
 namespace dsacore::cuda {
 
+std::span<const Kernel<NormArgs>> norm_kernels();
 std::span<const Kernel<QueryArgs>> query_kernels();
 std::span<const Kernel<IndexProjectionArgs>> index_projection_kernels();
 std::span<const Kernel<IndexerArgs>> indexer_kernels();

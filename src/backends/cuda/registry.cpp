@@ -15,7 +15,8 @@ const Backend& cuda_backend() {
                                   .sparse_core = cuda::sparse_core_kernels(),
                                   .value = cuda::value_kernels(),
                                   .gate = {},
-                                  .partial_merge = {}};
+                                  .partial_merge = {},
+                                  .norm = cuda::norm_kernels()};
   return backend;
 }
 
