@@ -33,6 +33,7 @@ struct PreparedShape {
   const Kernel<NormArgs>* norm = nullptr;        ///< null: no mode that runs needs it
   const Kernel<QueryArgs>* query = nullptr;
   const Kernel<IndexProjectionArgs>* index_projection = nullptr;
+  const Kernel<IndexProjectionArgs>* front = nullptr;  ///< what the front modes take instead; null: there is none
   const Kernel<IndexerArgs>* indexer = nullptr;
   const Kernel<CandidateMergeArgs>* candidate_merge = nullptr;
   const Kernel<SparseCoreArgs>* sparse_core = nullptr;

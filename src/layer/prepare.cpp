@@ -71,6 +71,16 @@ int64_t local_context(const RankShard& shard, int64_t max_context, int64_t cache
   return cache_pages == 0 ? local : std::min(local, cache_pages * kIndexPage);
 }
 
+/// The index projection of the front modes: the first front that accepts and that the table does not speak against.
+const Kernel<IndexProjectionArgs>* find_front(std::span<const Kernel<IndexProjectionArgs>> kernels, const ShapeKey& key,
+                                              const RowTable& table) {
+  const std::string_view wanted = table.find(key.rows).value_or("auto");
+  for (const Kernel<IndexProjectionArgs>& kernel : kernels) {
+    if (kernel.front && (wanted == "auto" || wanted == kernel.name) && kernel.accepts(key).ok) return &kernel;
+  }
+  return nullptr;
+}
+
 /// What a prepare reserves in the context's arena, named, before any of it is: so that too much is refused whole.
 class Bookings {
  public:
@@ -156,6 +166,7 @@ void PreparedLayer::Impl::choose_kernels(const PrepareOptions& options) {
       s.query = choose(StageId::kQuery, backend.query, s.key, table(StageId::kQuery)).kernel;
       s.index_projection =
           choose(StageId::kIndexProjection, backend.index_projection, s.key, table(StageId::kIndexProjection)).kernel;
+      s.front = find_front(backend.index_projection, s.key, table(StageId::kIndexProjection));
       s.indexer = choose(StageId::kIndexer, backend.indexer, s.key, table(StageId::kIndexer)).kernel;
       s.sparse_core = choose(StageId::kSparseCore, backend.sparse_core, s.key, table(StageId::kSparseCore)).kernel;
       s.value = choose(StageId::kValueProjection, backend.value, s.key, table(StageId::kValueProjection)).kernel;
@@ -185,13 +196,14 @@ void PreparedLayer::Impl::plan_launches(PreparedShape& shape, OverlapMode wanted
   OverlapTraits traits;
   traits.ranks = shard.ranks;
   traits.has_side = context.device != nullptr;
-  traits.norm = accepting != norms.end();
-  traits.front = shape.index_projection->front;
+  traits.norm = accepting != norms.end() && !shape.index_projection->front;
+  traits.front = shape.front != nullptr;
   traits.split_query = shape.query->split;
   traits.fused_indexer = shape.indexer->fused;
   shape.for_each_kernel(
       [&](StageId stage, const auto& kernel) { traits.held[static_cast<size_t>(stage)] = kernel.held; });
   const OverlapMode mode = effective_mode(wanted, unfused, traits);
+  if (mode == OverlapMode::kFront || mode == OverlapMode::kLateFront) shape.index_projection = shape.front;
   shape.launches = LaunchList(mode, traits);
   shape.overlap = context.device != nullptr ? mode : wanted;
   if (shape.launches.has_norm()) shape.norm = &*accepting;

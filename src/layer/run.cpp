@@ -194,11 +194,9 @@ void PreparedLayer::Impl::run_one(RunState& s, StageId stage) {
   const PreparedShape& shape = s.shape;
   switch (stage) {
     case StageId::kNorm: s.run(stage, shape.norm, NormArgs{&m, s.step.projected, s.q_c}); break;
-    case StageId::kQuery: {
-      const View<BFloat16, 2> q_c = shape.norm != nullptr ? View<BFloat16, 2>() : s.q_c;
-      s.run(stage, shape.query, QueryArgs{&m, s.step.projected, s.step.slots, kv, q_c, s.query});
+    case StageId::kQuery:
+      s.run(stage, shape.query, QueryArgs{&m, s.step.projected, s.step.slots, kv, s.q_c, s.query});
       break;
-    }
     case StageId::kIndexProjection:
       s.run(stage, shape.index_projection,
             IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights});

@@ -7,7 +7,7 @@ bool is_late(OverlapMode mode) { return mode == OverlapMode::kLate || mode == Ov
 bool is_front(OverlapMode mode) { return mode == OverlapMode::kFront || mode == OverlapMode::kLateFront; }
 bool is_serial(OverlapMode mode) { return mode == OverlapMode::kSerial || mode == OverlapMode::kWait; }
 
-/// The same place of the query, with or without a front.
+/// The mode of the same place of the query, with a front or a norm before it.
 OverlapMode with_front(OverlapMode mode, bool front) {
   if (is_late(mode)) return front ? OverlapMode::kLateFront : OverlapMode::kLate;
   return front ? OverlapMode::kFront : OverlapMode::kFork;
@@ -26,9 +26,10 @@ OverlapMode effective_mode(OverlapMode wanted, OverlapMode unfused, const Overla
   if (mode == OverlapMode::kWait && traits.ranks == 1) mode = OverlapMode::kSerial;  // no mailbox to wait for
   if (mode == OverlapMode::kSerial && traits.split_query && traits.ranks > 1) mode = OverlapMode::kFork;
   if (is_serial(mode)) return mode;
-  // The query may come after the index projection only where something else gives `q_c`.
-  if (!traits.front && !traits.norm) return OverlapMode::kSerial;
-  return with_front(mode, traits.front);
+  // The query may come after the index projection only where a front or a norm goes before.
+  const bool front = is_front(mode) ? traits.front : !traits.norm;
+  if (front ? !traits.front : !traits.norm) return OverlapMode::kSerial;
+  return with_front(mode, front);
 }
 
 LaunchList::LaunchList(OverlapMode mode, const OverlapTraits& traits) {

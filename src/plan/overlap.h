@@ -23,8 +23,8 @@ namespace dsacore {
 struct OverlapTraits {
   int ranks = 1;
   bool has_side = false;    ///< the backend enqueues work: there is a side lane
-  bool norm = false;        ///< there is a kernel for `q_c` alone
-  bool front = false;       ///< the index projection norms for itself and does not read `q_c`
+  bool norm = false;        ///< there is a kernel for `q_c` alone, and the chosen index projection reads `q_c`
+  bool front = false;       ///< there is an index projection that norms for itself, and the tables let it be taken
   bool split_query = false; ///< the query is several kernels
   bool fused_indexer = false;            ///< ends in the select, beside which the next kernel may start
   std::array<bool, kStages> held{};      ///< by StageId: reads inputs before its wait
@@ -60,7 +60,6 @@ class LaunchList {
   const Launch* end() const { return launches_.data() + size_; }
   int size() const { return size_; }
   bool uses_side() const;
-  /// Whether a stage runs before the query, which then leaves `q_c` as it is.
   bool has_norm() const { return size_ > 0 && launches_[0].stage == StageId::kNorm; }
   /// Whether launch `i` may start before those that it follows have ended; the first follows an earlier step's last.
   bool starts_early(int i) const { return early_[size_t(i)]; }

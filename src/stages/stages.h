@@ -36,7 +36,7 @@ struct QueryArgs {
   View<const BFloat16, 2> projected;  ///< [rows, width]
   View<const int64_t, 1> slots;       ///< [rows]
   KvCache kv;                         ///< rows with slot >= 0 are written
-  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]; cuda: empty where a norm wrote it
+  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]; cuda: where a norm wrote it, the same bits again
   QueryRows query;                    ///< out
 };
 

@@ -272,8 +272,8 @@ void expect_graph_gives_the_same_bits(const CaseOptions& options, const char* mo
   SCOPED_TRACE(std::string(mode) + ": " + layers[0]->layer->choices()[0]);
   Device& device = device_of(context);
   const Queue queue = device.own_queue();
-  std::vector<std::vector<uint16_t>> outs(size_t(kVariants) * kLayers);
-  std::vector<std::vector<std::byte>> caches(size_t(kVariants));
+  std::vector<std::vector<uint16_t>> outs(static_cast<size_t>(kVariants * kLayers));
+  std::vector<std::vector<std::byte>> caches(static_cast<size_t>(kVariants));
   for (int v = 0; v < kVariants; ++v) {
     for (int i = 0; i < kLayers; ++i) {
       ChainLayer& l = *layers[size_t(i)];
@@ -328,9 +328,8 @@ TEST_P(CudaModes, AHeldSparseCoreReadsWhatItShould) {
   expect_graph_gives_the_same_bits(small(), GetParam(), {}, &backend, replays());
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, CudaModes, ::testing::ValuesIn(kModes), [](const auto& info) {
-  return std::string(info.param);
-});
+INSTANTIATE_TEST_SUITE_P(Modes, CudaModes, ::testing::ValuesIn(kModes),
+                         [](const auto& mode) { return std::string(mode.param); });
 
 /// Modes place the same kernels elsewhere; where the same ones run, the bits are the same.
 TEST(CudaLayer, TheModesGiveTheSameBits) {

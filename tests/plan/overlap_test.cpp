@@ -12,11 +12,11 @@ namespace {
 constexpr OverlapMode kModes[] = {OverlapMode::kSerial, OverlapMode::kWait, OverlapMode::kFork,
                                   OverlapMode::kFront,  OverlapMode::kLate, OverlapMode::kLateFront};
 
-/// Kernels that allow every mode: a front or a norm, one query, a fused indexer.
+/// Kernels that allow every mode of those with, or without a front: a front or a norm, one query, a fused indexer.
 OverlapTraits able(bool front) {
   OverlapTraits traits;
   traits.has_side = true;
-  traits.norm = true;
+  traits.norm = !front;
   traits.front = front;
   traits.fused_indexer = true;
   return traits;
@@ -72,6 +72,11 @@ TEST(Overlap, AFrontNeedsNoNormAndItsModesNeedAFront) {
   EXPECT_EQ(effective(OverlapMode::kLate, able(true)), OverlapMode::kLateFront);
   EXPECT_EQ(effective(OverlapMode::kFront, able(false)), OverlapMode::kFork);
   EXPECT_EQ(effective(OverlapMode::kLateFront, able(false)), OverlapMode::kLate);
+  OverlapTraits both = able(true);
+  both.norm = true;
+  for (OverlapMode mode : {OverlapMode::kFork, OverlapMode::kFront, OverlapMode::kLate, OverlapMode::kLateFront}) {
+    EXPECT_EQ(effective(mode, both), mode);
+  }
   OverlapTraits neither = able(false);
   neither.norm = false;
   for (OverlapMode mode : kModes) EXPECT_EQ(effective(mode, neither), OverlapMode::kSerial) << name_of(mode);
