@@ -119,6 +119,8 @@ struct GateArgs {
   View<const BFloat16, 2> v;     ///< [rows, heads*128]
   View<const BFloat16, 2> gate;  ///< [rows, heads*128]
   View<BFloat16, 2> out;         ///< out [rows, heads*128]
+  View<const int32_t, 1> seq_lens{};  ///< cuda: as in ValueArgs
+  int q = 1;
 };
 
 /// Step 4 of spec 7: merges the ranks' partials of this rank's heads by their LSE, in rank order.

@@ -14,7 +14,7 @@ const Backend& cuda_backend() {
                                   .candidate_merge = {},
                                   .sparse_core = cuda::sparse_core_kernels(),
                                   .value = cuda::value_kernels(),
-                                  .gate = {},
+                                  .gate = cuda::gate_kernels(),
                                   .partial_merge = {}};
   return backend;
 }
