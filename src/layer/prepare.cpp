@@ -200,10 +200,10 @@ void PreparedLayer::Impl::plan_launches(PreparedShape& shape, OverlapMode wanted
   traits.front = shape.front != nullptr;
   traits.split_query = shape.query->split;
   traits.fused_indexer = shape.indexer->fused;
-  shape.for_each_kernel(
-      [&](StageId stage, const auto& kernel) { traits.held[static_cast<size_t>(stage)] = kernel.held; });
   const OverlapMode mode = effective_mode(wanted, unfused, traits);
   if (mode == OverlapMode::kFront || mode == OverlapMode::kLateFront) shape.index_projection = shape.front;
+  shape.for_each_kernel(
+      [&](StageId stage, const auto& kernel) { traits.held[static_cast<size_t>(stage)] = kernel.held; });
   shape.launches = LaunchList(mode, traits);
   shape.overlap = context.device != nullptr ? mode : wanted;
   if (shape.launches.has_norm()) shape.norm = &*accepting;

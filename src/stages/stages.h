@@ -126,6 +126,8 @@ struct GateArgs {
   View<const BFloat16, 2> v;     ///< [rows, heads*128]
   View<const BFloat16, 2> gate;  ///< [rows, heads*128]
   View<BFloat16, 2> out;         ///< out [rows, heads*128]
+  View<const int32_t, 1> seq_lens{};  ///< cuda: as in ValueArgs
+  int q = 1;
 };
 
 /// Step 4 of spec 7: merges the ranks' partials of this rank's heads by their LSE, in rank order.
@@ -137,7 +139,7 @@ struct PartialMergeArgs {
 };
 
 /// Rows past the requests given: no token, no latent, output zero (spec 4, 5). Tensors of all B rows, of which the first
-/// `live_rows` are left as they are.
+/// `live_rows` are left as they are; an empty view is left out.
 struct PadArgs {
   int64_t live_rows;
   View<int32_t, 2> topk_tokens;  ///< -1

@@ -14,9 +14,10 @@ const Backend& cuda_backend() {
                                   .candidate_merge = {},
                                   .sparse_core = cuda::sparse_core_kernels(),
                                   .value = cuda::value_kernels(),
-                                  .gate = {},
+                                  .gate = cuda::gate_kernels(),
                                   .partial_merge = {},
-                                  .norm = cuda::norm_kernels()};
+                                  .norm = cuda::norm_kernels(),
+                                  .pad = cuda::enqueue_pad};
   return backend;
 }
 
