@@ -18,8 +18,8 @@ struct IndexMxfp4 {
   static constexpr int kPageBytes = kIndexPage * kRowBytes;
   static_assert(kRowBytes == 68);
 
-  static constexpr int value_at(int token) { return token * kValueBytes; }
-  static constexpr int scale_at(int token) { return kScalesAt + token * kScaleBytes; }
+  DSACORE_HD static constexpr int value_at(int token) { return token * kValueBytes; }
+  DSACORE_HD static constexpr int scale_at(int token) { return kScalesAt + token * kScaleBytes; }
 
   /// Writes a key [128] (BF16 values) as token `token` (0..63) of a page.
   static void encode(const float* key, int token, std::byte* page) {

@@ -1,0 +1,73 @@
+// Host side of the score kernel: which instance, how many stages, on how many SMs.
+#include "backends/cuda/scores.h"
+
+#include <algorithm>
+
+#include "backends/cuda/indexer_stages.h"
+#include "backends/cuda/launch.h"
+#include "format/layouts.h"
+
+namespace dsacore::cuda {
+namespace {
+
+constexpr int kThreads = 544;
+// Two kernels of the chain fit an SM together where each takes at most this; a larger one has the SM to itself.
+constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;
+constexpr int kEnoughStages = 6;
+
+struct Choice {
+  ScoresKernel kernel;
+  int stages, shared_bytes;
+};
+
+Choice choose(IndexFormat format, int heads, int q, bool histogram) {
+  const int width = score_width(heads), tile_heads = score_passes(heads) * width;
+  const int page_bytes = kIndexPage * row_bytes(format);
+  const int rest = ScoresShared(q, tile_heads, page_bytes, 0, histogram).total;
+  const auto stages_in = [&](int bytes) { return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages); };
+  int stages = stages_in(kSharedOfTwo);
+  if (stages < kEnoughStages) stages = std::min(8, stages_in(kSharedOfOne));
+  return {format == IndexFormat::kFp8 ? scores_kernel_fp8(width) : scores_kernel_mxfp4(width), stages,
+          ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
+}
+
+unsigned multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return unsigned(count);
+}
+
+}  // namespace
+
+void prepare_scores(const ShapeKey& shape) {
+  // The most that any instance with this many heads takes, so that the order in which shapes are prepared does not matter.
+  allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true).kernel, kSharedOfOne);
+}
+
+void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool histogram, const Workspace& workspace) {
+  const int heads = args.model->sizes.index_heads;
+  const Choice choice = choose(args.index.format, heads, args.q, histogram);
+  const ScoresParameters parameters{.seq_lens = args.seq_lens,
+                                    .block_table = args.block_table,
+                                    .index_block_table = args.index_block_table,
+                                    .page = args.page,
+                                    .cache = args.index.data,
+                                    .cache_pages = args.index.pages,
+                                    .query = args.index_query,
+                                    .weights = args.head_weights,
+                                    .requests = int(args.index_query.extent(0) / args.q),
+                                    .q = args.q,
+                                    .topk = args.model->config.topk,
+                                    .heads = heads,
+                                    .context = context_of(args, scratch),
+                                    .keys = scratch.keys,
+                                    .key_pitch = scratch.key_pitch,
+                                    .histograms = histogram ? scratch.histograms : nullptr,
+                                    .passes = score_passes(heads),
+                                    .stages = choice.stages};
+  launch(choice.kernel, {.grid = multiprocessors(), .block = kThreads, .shared_bytes = size_t(choice.shared_bytes)},
+         workspace, parameters);
+}
+
+}  // namespace dsacore::cuda
