@@ -1,7 +1,6 @@
 #include "cuda/chain_kernels.h"
 
 #include <algorithm>
-#include <array>
 
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
@@ -12,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct SpoiledList {
-  std::array<Spoiled, kMostSpoiled> tensors;
+  Spoiled tensors[kMostSpoiled];
   int count;
 };
 
@@ -62,7 +61,7 @@ constexpr Kernel<SparseCoreArgs> kHeldCores[] = {{.name = "held",
 void enqueue_poison(std::span<const Spoiled> tensors, Queue queue) {
   SpoiledList list = {};
   list.count = int(std::min<size_t>(tensors.size(), kMostSpoiled));
-  std::copy_n(tensors.begin(), list.count, list.tensors.begin());
+  std::copy_n(tensors.begin(), list.count, list.tensors);
   Workspace workspace{};
   workspace.queue = queue;
   cuda::launch(poison, {.grid = dim3(132), .block = dim3(kThreads)}, workspace, list);
