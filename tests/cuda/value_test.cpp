@@ -1,6 +1,6 @@
-// The cuda backend's value and gate stages (step 12) and the padding, against the reference backend within spec 9; the bits
-// of a row over batch sizes and broken neighbours; rows that must be zero; times.
-// Tests named Small are those that run under the sanitizers.
+// The cuda backend's value and gate stages (step 12) and the padding, against the reference backend within spec 9; the
+// bits of a row over batch sizes and broken neighbours; rows that must be zero; times. Tests named Small are those that
+// run under the sanitizers.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -82,15 +82,23 @@ struct ValueCase {
 class ValueOnDevice {
  public:
   explicit ValueOnDevice(const ValueCase& c)
-      : case_(c), latent_(c.latent), w_uv_(c.w_uv), gate_(c.gate), seq_lens_(c.seq_lens), out_((c.rows * c.width() + 1) * 2) {}
+      : case_(c),
+        latent_(c.latent),
+        w_uv_(c.w_uv),
+        gate_(c.gate),
+        seq_lens_(c.seq_lens),
+        out_((c.rows * c.width() + 1) * 2) {}
 
   /// Runs a kernel on the first `n` rows; `shift` elements move `out` off its alignment.
   std::vector<BFloat16> run(const Kernel<ValueArgs>& kernel, int n, int shift = 0) {
     const int64_t width = case_.width();
     out_.poison();
     const View<BFloat16, 2> out(reinterpret_cast<BFloat16*>(out_.data()) + shift, n, width);
-    ValueArgs args{nullptr, View<const BFloat16, 3>(latent_.data(), n, case_.heads, kLatent),
-                   View<const BFloat16, 3>(w_uv_.data(), case_.heads, kValue, kLatent), {}, out};
+    ValueArgs args{nullptr,
+                   View<const BFloat16, 3>(latent_.data(), n, case_.heads, kLatent),
+                   View<const BFloat16, 3>(w_uv_.data(), case_.heads, kValue, kLatent),
+                   {},
+                   out};
     if (!case_.gate.empty()) args.gate = View<const BFloat16, 2>(gate_.data(), n, width).with_pitch(case_.gate_pitch());
     if (!case_.seq_lens.empty()) {
       args.seq_lens = View<const int32_t, 1>(seq_lens_.data(), int64_t(case_.seq_lens.size()));
@@ -149,7 +157,8 @@ void check_heads(int heads, const std::vector<int>& row_counts, bool gated) {
   for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
     const std::vector<BFloat16> most = device.run(kernel, c.rows);
     for (const int rows : row_counts) {
-      SCOPED_TRACE(::testing::Message() << kernel.name << ", " << heads << " heads, " << rows << " rows, gate " << gated);
+      SCOPED_TRACE(::testing::Message() << kernel.name << ", " << heads << " heads, " << rows << " rows, gate "
+                                        << gated);
       const std::vector<BFloat16> got = device.run(kernel, rows);
       const int64_t bytes = int64_t(got.size()) * 2;
       ASSERT_TRUE(out_agrees(got, want, rows, c.width()));
@@ -295,7 +304,7 @@ TEST(Gate, SmallZeroRowsAndNanInItsRow) {
   const int n = 3 * kValue;
   std::vector<BFloat16> v = normal_values(6 * n, 1, 8), gate = normal_values(6 * n, 2, 9);
   const std::vector<BFloat16> clean = run_gate(v, gate, n);
-  std::fill_n(v.begin() + 2 * n, n, BFloat16{0x7FC0});     // a live row
+  std::fill_n(v.begin() + 2 * n, n, BFloat16{0x7FC0});         // a live row
   std::fill_n(gate.begin() + 4 * n, 2 * n, BFloat16{0x7FC0});  // of a request of length 0
   const std::vector<BFloat16> got = run_gate(v, gate, n, {5, 7, 0}, 2);
   for (int i = 0; i < 6 * n; ++i) {
@@ -321,7 +330,8 @@ void expect_rows(const std::vector<T>& got, int64_t row, int64_t first_padded, T
   std::memset(static_cast<void*>(&poison), kPoison, sizeof(T));
   for (int64_t i = 0; i < int64_t(got.size()); ++i) {
     const T want = i / row < first_padded ? poison : padding;
-    ASSERT_EQ(std::memcmp(&got[size_t(i)], &want, sizeof(T)), 0) << name << " at row " << i / row << ", column " << i % row;
+    ASSERT_EQ(std::memcmp(&got[size_t(i)], &want, sizeof(T)), 0)
+        << name << " at row " << i / row << ", column " << i % row;
   }
 }
 
@@ -381,7 +391,8 @@ TEST(Value, Times) {
                                View<const BFloat16, 3>(weights, heads, kValue, kLatent).with_pitch(kKvB * kLatent),
                                View<const BFloat16, 2>(gate.data(), rows, c.width()).with_pitch(c.width()),
                                View<BFloat16, 2>(reinterpret_cast<BFloat16*>(out.data()), rows, c.width()),
-                               View<const int32_t, 1>(seq_lens.data(), rows), 1};
+                               View<const int32_t, 1>(seq_lens.data(), rows),
+                               1};
           kernel.run(args, {{scratch.data(), size_t(bytes)}, nullptr, nullptr, queue});
         };
         const double us = graph_us(layers, enqueue);

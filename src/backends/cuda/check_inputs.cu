@@ -1,7 +1,8 @@
 // The input check's kernel (check_inputs.h says what it is for).
-// Work is cut into units: one for the slots, and 2048 table entries of a request each. A unit's offenders are ordered numbers,
-// of which the largest is the first offender; the last block to finish reads it, fills the record and the checked copies.
-// Bounds: 4 bytes a table entry: 1 MB at 64 requests of 256K tokens; below that a kernel's start and one atomic a block.
+// Work is cut into units: one for the slots, and 2048 table entries of a request each. A unit's offenders are ordered
+// numbers, of which the largest is the first offender; the last block to finish reads it, fills the record and the
+// checked copies. Bounds: 4 bytes a table entry: 1 MB at 64 requests of 256K tokens; below that a kernel's start and
+// one atomic a block.
 #include <algorithm>
 
 #include "backends/cuda/check_inputs.h"
@@ -152,7 +153,8 @@ __device__ void conclude(const InputCheckArgs& p, Offender found) {
   record.arrived = 0;
 }
 
-__global__ void __launch_bounds__(kThreads) check_inputs(const __grid_constant__ InputCheckArgs p, int units, int parts) {
+__global__ void __launch_bounds__(kThreads)
+    check_inputs(const __grid_constant__ InputCheckArgs p, int units, int parts) {
   __shared__ bool last;
   wait_for_earlier_kernels();
   let_next_kernel_start();

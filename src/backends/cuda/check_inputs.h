@@ -1,12 +1,13 @@
-// The optional check of a step's contents on the device (spec 10): slots, index slots, lengths, block tables. The host cannot
-// look at them without waiting, so that a step that points outside its caches is found out by a kernel in front of the
-// step's own.
+// The optional check of a step's contents on the device (spec 10): slots, index slots, lengths, block tables. The host
+// cannot look at them without waiting, so that a step that points outside its caches is found out by a kernel in front
+// of the step's own.
 //
 // How a step uses it: `enqueue_input_check` goes first, and every stage is given `checked` in place of the step's own
-// `seq_lens`, `slots` and `index_slots`. Where the inputs are right these are copies. Where one is wrong all lengths are 0 and
-// all slots -1: no stage then reads a page, writes a cache row or leaves the tables' ranges, and `out` is zero. The first
-// offender stands in the record until the host clears it (by zeroing it); the host reads it whenever it next waits for the
-// queue, and turns it into the Status that the other backends return. Nothing here waits, so that a graph may hold it.
+// `seq_lens`, `slots` and `index_slots`. Where the inputs are right these are copies. Where one is wrong all lengths
+// are 0 and all slots -1: no stage then reads a page, writes a cache row or leaves the tables' ranges, and `out` is
+// zero. The first offender stands in the record until the host clears it (by zeroing it); the host reads it whenever it
+// next waits for the queue, and turns it into the Status that the other backends return. Nothing here waits, so that a
+// graph may hold it.
 #pragma once
 
 #include <cstdint>
@@ -19,33 +20,33 @@
 
 namespace dsacore::cuda {
 
-/// What can be wrong, in the order in which it is looked for (src/layer/check_step.cpp). The checks of slots go over all
-/// rows one after the other; the rest are done request by request.
+/// What can be wrong, in the order in which it is looked for (src/layer/check_step.cpp). The checks of slots go over
+/// all rows one after the other; the rest are done request by request.
 enum class InputCheck : uint32_t {
   kNone,
   kSlot,
   kSlotTwice,
   kIndexSlot,
   kIndexSlotTwice,
-  kSeqLen,                 ///< outside 0..max_context
-  kSeqLenBeyondPages,      ///< more local tokens than were prepared
-  kBlockTableWidth,        ///< too few entries for the length
-  kBlockTable,             ///< an entry outside the MLA cache
-  kIndexBlockTableWidth,   ///< the same of the index block table
+  kSeqLen,                ///< outside 0..max_context
+  kSeqLenBeyondPages,     ///< more local tokens than were prepared
+  kBlockTableWidth,       ///< too few entries for the length
+  kBlockTable,            ///< an entry outside the MLA cache
+  kIndexBlockTableWidth,  ///< the same of the index block table
   kIndexBlockTable,
-  kDerivedIndexPage,       ///< an entry of `block_table` whose index pages lie outside the index cache
-  kDerivedLastIndexPage,   ///< the same of the last, partly filled page
+  kDerivedIndexPage,      ///< an entry of `block_table` whose index pages lie outside the index cache
+  kDerivedLastIndexPage,  ///< the same of the last, partly filled page
 };
 
 /// In device memory; all zeros at first.
 struct InputRecord {
-  InputCheck check;   ///< of the first offender since the record was cleared
-  int32_t at;         ///< its row (slots) or request
-  int32_t position;   ///< in a table row
-  int32_t seq_len;    ///< of the request
-  int64_t value;      ///< what was found there
-  uint64_t first;     ///< of the check that runs: its first offender so far, 0 for none; 0 between checks
-  uint32_t arrived;   ///< of the check that runs: blocks that are through; 0 between checks
+  InputCheck check;  ///< of the first offender since the record was cleared
+  int32_t at;        ///< its row (slots) or request
+  int32_t position;  ///< in a table row
+  int32_t seq_len;   ///< of the request
+  int64_t value;     ///< what was found there
+  uint64_t first;    ///< of the check that runs: its first offender so far, 0 for none; 0 between checks
+  uint32_t arrived;  ///< of the check that runs: blocks that are through; 0 between checks
 };
 
 /// A step's arrays, and the arrays that take their place.

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ Ga
   if (column >= int(p.out.extent(1))) return;
   const Bf16Pair v = load_pair(p.v.row(row) + column, p.v_pairs);
   const Bf16Pair gate = load_pair(p.gate.row(row) + column, p.gate_pairs);
-  store_pair(p.out.row(row) + column, p.live(row) ? gated(v, gate) : Bf16Pair{0}, p.out_pairs);
+  store_pair(p.out.row(row) + column, p.live.length(row) > 0 ? gated(v, gate) : Bf16Pair{0}, p.out_pairs);
 }
 
 }  // namespace
@@ -41,11 +41,12 @@ void run_gate(const GateArgs& args, const Workspace& workspace) {
   const GateParameters parameters{.v = args.v,
                                   .gate = args.gate,
                                   .out = args.out,
-                                  .live = {args.seq_lens, args.q},
+                                  .live = live_rows(args.seq_lens, args.q),
                                   .v_pairs = has_aligned_pairs(args.v),
                                   .gate_pairs = has_aligned_pairs(args.gate),
                                   .out_pairs = has_aligned_pairs(args.out)};
-  launch(gate_rows, {.grid = dim3(unsigned((pairs + kThreads - 1) / kThreads), unsigned(rows)), .block = dim3(kThreads)},
+  launch(gate_rows,
+         {.grid = dim3(unsigned((pairs + kThreads - 1) / kThreads), unsigned(rows)), .block = dim3(kThreads)},
          workspace, parameters);
 }
 

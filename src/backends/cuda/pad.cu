@@ -46,9 +46,10 @@ void enqueue_pad(const PadArgs& args, const Workspace& workspace) {
   const int64_t rows = rows_of(args) - args.live_rows;
   if (rows <= 0) return;
   const int64_t pieces = std::max<int64_t>(args.latent.empty() ? 0 : args.latent.extent(1) * kLatent / 8, kMaxTopk);
-  launch(pad_rows, {.grid = dim3(unsigned((pieces + 4 * kThreads - 1) / (4 * kThreads)), unsigned(rows)),
-                    .block = dim3(kThreads)},
-         workspace, args);
+  launch(
+      pad_rows,
+      {.grid = dim3(unsigned((pieces + 4 * kThreads - 1) / (4 * kThreads)), unsigned(rows)), .block = dim3(kThreads)},
+      workspace, args);
 }
 
 }  // namespace dsacore::cuda

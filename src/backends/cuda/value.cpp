@@ -1,7 +1,8 @@
-// value and gate: step 12 of the specification. The kernels are in value_fused.cu, value_wide.cu and gate.cu; all take every
-// shape of the specification.
-#include "backends/cuda/kernels.h"
+// value and gate: step 12 of the specification. The kernels are in value_fused.cu, value_wide.cu and gate.cu; all take
+// every shape of the specification.
 #include "backends/cuda/value.h"
+
+#include "backends/cuda/kernels.h"
 
 namespace dsacore::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "dsacore/view.h"
+#include "dsacore/problem.h"
 #include "format/numeric.h"
 
 namespace dsacore::cuda {
@@ -40,20 +40,28 @@ __device__ __forceinline__ void store_pair(BFloat16* to, Bf16Pair pair, bool ali
 /// Which rows belong to a request that has a length; the others give zeros, whatever their inputs hold.
 struct LiveRows {
   View<const int32_t, 1> seq_lens;  ///< [requests], or empty: every row is live
-  int q;
+  uint32_t inverse_q;               ///< ceil(2^16 / q): `row * inverse_q >> 16` is `row / q` for all rows of a batch
 
-  __device__ __forceinline__ bool operator()(int row) const {
-    if (seq_lens.empty()) return true;
-    const int request = row / q;
-    return request < int(seq_lens.extent(0)) && seq_lens(request) > 0;
+  /// The length of the row's request, 0 where there is none. Kept apart from its use, so that the load may travel.
+  __device__ __forceinline__ int32_t length(int row) const {
+    if (seq_lens.empty()) return 1;
+    const uint32_t request = uint32_t(row) * inverse_q >> 16;
+    return request < uint32_t(seq_lens.extent(0)) ? seq_lens(request) : 0;
   }
 };
+inline LiveRows live_rows(View<const int32_t, 1> seq_lens, int q) {
+  return {seq_lens, (0x10000u + uint32_t(q) - 1) / uint32_t(q)};
+}
+static_assert(kMaxRows * kMaxQ < 0x10000, "the inverse of q is exact");
 
 /// (v * sigmoid(gate)) ->bf16; by exp(-|gate|), which cannot overflow. A NaN gate gives NaN.
 __device__ __forceinline__ BFloat16 gated(BFloat16 v, BFloat16 gate) {
   const float g = to_float(gate);
   const float e = expf(-fabsf(g));
-  const float sigmoid = __fdiv_rn(g < 0.0f ? e : 1.0f, 1.0f + e);
+  const float sum = 1.0f + e;  // 1..2: no special cases
+  const float estimate = __fdividef(1.0f, sum);
+  const float inverse = fmaf(estimate, fmaf(-sum, estimate, 1.0f), estimate);
+  const float sigmoid = (g < 0.0f ? e : 1.0f) * inverse;
   return to_bf16(to_float(v) * sigmoid);
 }
 __device__ __forceinline__ Bf16Pair gated(Bf16Pair v, Bf16Pair gate) {

@@ -1,9 +1,9 @@
-// value, `wide`: step 12 as a matrix product over all heads into `v`, then the gate kernel. The check of `fused`, and for
-// shapes with so many rows and heads that the products weigh more than the bytes.
-// W_UV, latent -> shared memory, 64 latent values a stage -> wgmma -> v, rounded -> scratch -> gate
+// value, `wide`: step 12 as a matrix product over all heads into `v`, then the gate kernel. The check of `fused`, and
+// for shapes with so many rows and heads that the products weigh more than the bytes. W_UV, latent -> shared memory, 64
+// latent values a stage -> wgmma -> v, rounded -> scratch -> gate
 //
-// A CTA owns one head and 64 rows: two warpgroups take 64 columns each as the left side. Bounds: 192 KB from L2 a CTA, 1.5 us
-// at 64 bytes a clock; 2048 clocks of products. Shared memory: 97 KB.
+// A CTA owns one head and 64 rows: two warpgroups take 64 columns each as the left side. Bounds: 192 KB from L2 a
+// CTA, 1.5 us at 64 bytes a clock; 2048 clocks of products. Shared memory: 97 KB.
 #include <algorithm>
 
 #include "backends/cuda/launch.h"
@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kWarpgroups = 2;
 constexpr int kThreads = 128 * kWarpgroups;
-constexpr int kRows = 64;                   // of a CTA
-constexpr int kStageValues = 64;            // latent values of a stage: a swizzled row of 128 bytes
+constexpr int kRows = 64;         // of a CTA
+constexpr int kStageValues = 64;  // latent values of a stage: a swizzled row of 128 bytes
 constexpr int kSteps = kLatent / kStageValues;
 constexpr int kStages = 4;
 constexpr uint32_t kRowBytes = kStageValues * sizeof(BFloat16);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) value_wide(const __grid_constant__ W
     const int row = first_row + at / kPairs;
     if (row >= p.rows) break;
     const Bf16Pair v = load_pair(v_rows + at / kPairs * kOutPitch + at % kPairs * 2, true);
-    store_pair(p.v.row(row) + head * kValue + at % kPairs * 2, p.live(row) ? v : Bf16Pair{0}, p.v_pairs);
+    store_pair(p.v.row(row) + head * kValue + at % kPairs * 2, p.live.length(row) > 0 ? v : Bf16Pair{0}, p.v_pairs);
   }
 }
 
@@ -143,7 +143,7 @@ void run_wide_value(const ValueArgs& args, const Workspace& workspace) {
   const WideParameters parameters{.latent = args.latent,
                                   .w_uv = args.w_uv,
                                   .v = v,
-                                  .live = {args.seq_lens, args.q},
+                                  .live = live_rows(args.seq_lens, args.q),
                                   .rows = int(rows),
                                   .v_pairs = has_aligned_pairs(v)};
   launch(value_wide,
