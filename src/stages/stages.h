@@ -19,8 +19,8 @@ struct QueryRows {
   int element = 2;  ///< bytes
 
   DSACORE_HD std::byte* at(int64_t row, int head) const { return data + ((row * heads + head) * kQueryRow) * element; }
-  BFloat16* bf16(int64_t row, int head) const { return reinterpret_cast<BFloat16*>(at(row, head)); }
-  uint8_t* e4m3(int64_t row, int head) const { return reinterpret_cast<uint8_t*>(at(row, head)); }
+  DSACORE_HD BFloat16* bf16(int64_t row, int head) const { return reinterpret_cast<BFloat16*>(at(row, head)); }
+  DSACORE_HD uint8_t* e4m3(int64_t row, int head) const { return reinterpret_cast<uint8_t*>(at(row, head)); }
 };
 
 /// Steps 1 to 5: norms, W_QB, W_UK, quantise, MLA cache insert.
