@@ -7,8 +7,10 @@
 
 namespace dsacore::cuda {
 
-std::span<const Kernel<NormArgs>> norm_kernels();
 std::span<const Kernel<QueryArgs>> query_kernels();
+/// Step 1 alone, for a chain whose index projection goes before its query stage: writes q_c, with the bits of every query
+/// kernel, and nothing else. Needs no scratch.
+void enqueue_query_norm(const QueryArgs& args, const Workspace& workspace);
 std::span<const Kernel<IndexProjectionArgs>> index_projection_kernels();
 std::span<const Kernel<IndexerArgs>> indexer_kernels();
 std::span<const Kernel<SparseCoreArgs>> sparse_core_kernels();

@@ -45,12 +45,15 @@ __device__ __forceinline__ float block_sum(float v) {
   return v + __shfl_xor_sync(0xFFFFFFFF, v, 2);
 }
 
-/// The row's factor from the sums of its blocks.
+/// The row's factor from the sum of its blocks from left to right.
+__device__ __forceinline__ float norm_factor(float sum, int blocks, float eps) {
+  const float mean = __fdiv_rn(sum, float(blocks * kNormBlock));
+  return __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+}
 __device__ __forceinline__ float norm_factor(const float* block_sums, int blocks, float eps) {
   float sum = block_sums[0];
   for (int i = 1; i < blocks; ++i) sum += block_sums[i];
-  const float mean = __fdiv_rn(sum, float(blocks * kNormBlock));
-  return __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+  return norm_factor(sum, blocks, eps);
 }
 
 /// Eight values of the result.

@@ -1,6 +1,15 @@
 #include "backends/cuda/kernels.h"
 
 namespace dsacore {
+namespace {
+
+constexpr Kernel<NormArgs> kNormKernels[] = {
+    {"rows", [](const ShapeKey&) { return Verdict{}; }, [](const ShapeKey&, int) { return int64_t(0); },
+     [](const NormArgs& args, const Workspace& workspace) {
+       cuda::enqueue_query_norm({args.model, args.projected, {}, {}, args.q_c, {}}, workspace);
+     }}};
+
+}  // namespace
 
 const Backend& cuda_backend() {
   static const Backend backend = {.name = "cuda",
@@ -16,7 +25,7 @@ const Backend& cuda_backend() {
                                   .value = cuda::value_kernels(),
                                   .gate = cuda::gate_kernels(),
                                   .partial_merge = {},
-                                  .norm = cuda::norm_kernels(),
+                                  .norm = kNormKernels,
                                   .pad = cuda::enqueue_pad};
   return backend;
 }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/shared_memory.cuh"
+
 namespace dsacore::cuda {
 
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -20,6 +22,10 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/// The two halves of `cluster_barrier`, with work in between.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 /// The address that a shared variable at `address` has in CTA `rank` of the cluster (for .shared::cluster accesses).
 __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) {
   uint32_t there;
@@ -33,6 +39,23 @@ __device__ __forceinline__ void send_to_cluster(uint32_t address, float4 value, 
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
       "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
       : "memory");
+}
+/// Stores 16 bytes in a CTA of the cluster (addresses by `address_in`) and counts them on its barrier.
+__device__ __forceinline__ void store_remote16(uint32_t to, const uint4& v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+               : "memory");
+}
+/// Barrier::wait for what other CTAs of the cluster sent.
+__device__ __forceinline__ void wait_in_cluster(Barrier barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(barrier.address), "r"(parity)
+        : "memory");
+  }
 }
 
 }  // namespace dsacore::cuda

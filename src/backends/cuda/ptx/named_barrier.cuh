@@ -23,5 +23,9 @@ __device__ __forceinline__ bool barrier_any(int id, int threads, bool yes) {
       : "memory");
   return any != 0;
 }
+/// The `threads` threads (whole warps) that name barrier `id` (1..15; 0 is __syncthreads') meet.
+__device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 }  // namespace dsacore::cuda
