@@ -13,10 +13,6 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
-/// The two halves of the barrier: every thread arrives, and later waits for all threads of the cluster to have arrived.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 /// All threads of all CTAs of the cluster meet; what they wrote before is visible after.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -56,6 +52,10 @@ __device__ __forceinline__ void wait_in_cluster(Barrier barrier, uint32_t parity
         : "r"(barrier.address), "r"(parity)
         : "memory");
   }
+}
+/// Stores to a shared variable of any CTA of the cluster, at an address from `address_in`.
+__device__ __forceinline__ void store_in_cluster(uint32_t address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 }  // namespace dsacore::cuda
