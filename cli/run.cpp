@@ -21,7 +21,6 @@ struct RunCommand {
   std::string rendezvous;
   int rank = -1;
   double deadline_seconds = 10;
-  bool check_inputs = false;
   bool json = false;
 };
 
@@ -123,8 +122,8 @@ void add_run(CLI::App& program, Chosen& chosen) {
   add_machine(app, c->run);
   add_device(app, c->run);
   add_word(app, "--dump", c->dump, {"out", "all"}, "all: write the tensors between the stages and the caches too");
-  app.add_flag("--check-inputs", c->check_inputs,
-               "Check slots, pages and lengths before the step; this program always does");
+  app.add_flag("--check-inputs", c->run.check_inputs,
+               "Check slots, pages and lengths on the CUDA device too; on the host they are always checked");
   add_ranks(app, c->run, c->deadline_seconds);
   add_word(app, "--transport", c->transport, {"threads", "shm", "mpi", "cuda", "nccl"}, "How ranks reach each other");
   add_text(app, "--rendezvous", c->rendezvous, "FOLDER", "Where ranks that are processes meet");

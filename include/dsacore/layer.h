@@ -75,6 +75,9 @@ struct PrepareOptions {
       0;                  ///< pages of 64 tokens in the index cache; 0: unknown. Bounds the context and so the scratch
   std::string overlap{};  ///< "rows:mode,..." or a mode; empty: the table's
   std::string kernels{};  ///< "stage=rows:name,...;..." ; empty: the table's
+  /// cuda: every run first checks slots, lengths and tables on the device, which the host cannot read, and a step that
+  /// points outside its caches writes nothing but zeros: see `inputs_status`. The other backends always check.
+  bool check_inputs = false;
   Box* box = nullptr;     ///< DCP (not on cuda): this rank's end, which outlives the layer; null: one rank
 };
 
@@ -124,6 +127,10 @@ class PreparedLayer {
   /// be captured in a graph and replayed with other contents. It checks what the host can know: shapes, pitches, batch,
   /// page. The step's tensors must stay until the stream has come past it.
   Status run(const Step& step, Queue queue = {}) noexcept;
+
+  /// With `check_inputs`: what was wrong with the first step that was refused since this was last asked. Waits for the
+  /// device; call it when the queue has come past those steps.
+  Status inputs_status();
 
   /// Runs (cuda: enqueues) one stage of a step alone, on what the stages before it left behind: to measure it. Of one
   /// rank; `stage` is one of `stage_names`.

@@ -106,6 +106,7 @@ RunResult run_rank(const Inputs& host, const RunOptions& options, int threads, B
   // A page may belong to several requests, so the pages bound the context of each.
   prepare.cache_pages = inputs.index.pages;
   prepare.overlap = options.overlap;
+  prepare.check_inputs = options.check_inputs;
   prepare.box = box;
   PreparedLayer layer(context, inputs.config, inputs.weights, prepare);
   layer.prepare_cache(inputs.kv, inputs.index);
@@ -124,6 +125,7 @@ RunResult run_rank(const Inputs& host, const RunOptions& options, int threads, B
   const Clock::time_point begin = Clock::now();
   layer.run(placed.step()).or_throw();
   if (Device* device = context.impl().device.get(); device != nullptr) device->wait({});
+  layer.inputs_status().or_throw();
   report.run_seconds = seconds_since(begin);
   if (options.dump) result.outputs.stages = dump_of(layer.stages(), box == nullptr, context.impl().memory());
   result.outputs.out = placed.finish();

@@ -24,6 +24,7 @@ struct RunOptions {
   PartialFormat partial = PartialFormat::kAuto;
   std::chrono::milliseconds deadline{10000};
   bool dump = false;  ///< also the tensors between the stages
+  bool check_inputs = false;  ///< cuda: let the device check the step too
 };
 
 /// The tensors between the stages, copied out of the context's scratch. Dense, shapes as in spec 8.

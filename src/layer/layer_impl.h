@@ -71,6 +71,10 @@ struct StageBuffers {
   const MemoryBlock* valid = nullptr;         ///< I32 [B]
   const MemoryBlock* latent = nullptr;        ///< BF16 [B, H, 512]
   const MemoryBlock* lse = nullptr;           ///< F32 [B, H]
+  // Where steps are checked on a device:
+  const MemoryBlock* checked_slots = nullptr;        ///< I64 [B]
+  const MemoryBlock* checked_index_slots = nullptr;  ///< I64 [B]
+  const MemoryBlock* checked_lengths = nullptr;      ///< I32 [B]
   // Under DCP:
   const MemoryBlock* all_query = nullptr;       ///< [B, D*H, 576]
   const MemoryBlock* candidates = nullptr;      ///< [B, topk]
@@ -91,6 +95,7 @@ class PreparedLayer::Impl {
   void bind(const KvCache& kv_cache, const IndexCache& index_cache);
   Status run(const Step& step, Queue queue) noexcept;
   Status run_stage(const Step& step, StageId stage, Queue queue) noexcept;
+  Status inputs_status();
   std::vector<std::string_view> stage_names(int rows, int q) const;
   /// Null: not prepared.
   const PreparedShape* find_shape(int rows, int q) const;
@@ -108,10 +113,12 @@ class PreparedLayer::Impl {
   int64_t max_context;
   int64_t cache_pages;
   std::vector<PreparedShape> shapes;
+  bool checks_inputs;
   MemoryBlock packed;       ///< weights in the order that the backend's kernels read
   MemoryBlock gathered_uv;  ///< DCP `proj`: W_UV transposed of all ranks' heads, BF16 [D*H, 128, 512]
   StageBuffers buffers;
 
+  MemoryBlock input_record;  ///< one InputRecord, where steps are checked on a device
   bool bound = false;
   KvCache kv;
   IndexCache index;
@@ -128,6 +135,9 @@ class PreparedLayer::Impl {
 
   Status check_shapes(const Step& step, const PreparedShape** shape) const;
   Status check_contents(const Step& step, const PreparedShape& shape) const;
+
+  InputCheckArgs input_check(const Step& step, const PreparedShape* shape) const;
+  Step checked(const Step& step, const PreparedShape& shape, Queue queue);
 
   struct RunState;
   RunState begin(const Step& step, const PreparedShape& shape, Queue queue);

@@ -127,7 +127,8 @@ PreparedLayer::Impl::Impl(Context& ctx, const LayerConfig& config, const LayerWe
       box(options.box),
       shard(shard_of(options.box)),
       max_context(options.max_context),
-      cache_pages(options.cache_pages) {
+      cache_pages(options.cache_pages),
+      checks_inputs(options.check_inputs && context.backend->check_inputs != nullptr) {
   const DeviceScope scope(context.device.get());
   check_options(model(), options);
   check_box(model(), options);
@@ -239,6 +240,12 @@ void PreparedLayer::Impl::reserve() {
   bookings.add(b.valid, "valid", rows * 4);
   bookings.add(b.latent, "latent", rows * sizes.heads * kLatent * 2);
   bookings.add(b.lse, "lse", rows * sizes.heads * 4);
+  if (checks_inputs) {
+    bookings.add(b.checked_slots, "checked slots", rows * 8);
+    bookings.add(b.checked_index_slots, "checked index slots", rows * 8);
+    bookings.add(b.checked_lengths, "checked lengths", rows * 4);
+    input_record = MemoryBlock(context.memory(), int64_t(sizeof(InputRecord)), "input record");
+  }
   if (box != nullptr) {
     bookings.add(b.all_query, "gathered query", rows * all_heads * query_row);
     bookings.add(b.candidates, "candidates", rows * topk * int64_t(sizeof(Candidate)));

@@ -140,7 +140,51 @@ PreparedLayer::Impl::RunState PreparedLayer::Impl::begin(const Step& step, const
           .times = context.device == nullptr ? times : nullptr};
 }
 
-Status PreparedLayer::Impl::run_stages(const Step& step, const PreparedShape& shape, Queue queue) {
+InputCheckArgs PreparedLayer::Impl::input_check(const Step& step, const PreparedShape* shape) const {
+  InputCheckArgs args{};
+  args.slots = step.slots;
+  args.index_slots = step.index_slots;
+  args.seq_lens = step.seq_lens;
+  args.block_table = step.block_table;
+  args.index_block_table = step.index_block_table;
+  args.shard = shard;
+  args.kv = kv;
+  args.index = index;
+  args.max_context = max_context;
+  args.local_context = shape != nullptr ? shape->key.max_context : 0;
+  args.record = reinterpret_cast<InputRecord*>(input_record.data());
+  return args;
+}
+
+/// Enqueues the check of a step and returns the step that it lets through: the same, or one of empty requests.
+Step PreparedLayer::Impl::checked(const Step& step, const PreparedShape& shape, Queue queue) {
+  if (!checks_inputs || step.seq_lens.extent(0) == 0) return step;
+  InputCheckArgs args = input_check(step, &shape);
+  args.checked = {view_of<int64_t>(buffers.checked_slots, step.slots.extent(0)),
+                  view_of<int64_t>(buffers.checked_index_slots, step.slots.extent(0)),
+                  view_of<int32_t>(buffers.checked_lengths, step.seq_lens.extent(0))};
+  context.backend->check_inputs(args, {{}, &context.threads, context.backend->target_data, queue});
+  Step passed = step;
+  passed.slots = args.checked.slots;
+  passed.index_slots = args.checked.index_slots;
+  passed.seq_lens = args.checked.seq_lens;
+  return passed;
+}
+
+Status PreparedLayer::Impl::inputs_status() {
+  if (!checks_inputs) return {};
+  return status_of([&] {
+    InputRecord record{};
+    context.memory().copy_out(&record, input_record.data(), int64_t(sizeof(record)));
+    const std::optional<Error> offence = context.backend->offence_of(record, input_check({}, nullptr));
+    if (!offence) return Status();
+    context.memory().fill(input_record.data(), std::byte(0), int64_t(sizeof(record)));
+    return Status(*offence);
+  });
+}
+
+Status PreparedLayer::Impl::run_stages(const Step& given, const PreparedShape& shape, Queue queue) {
+  const Step step = checked(given, shape, queue);
   RunState s = begin(step, shape, queue);
   if (box != nullptr) {
     if (Status status = run_ranks(s); !status.ok()) {
@@ -336,6 +380,7 @@ Status PreparedLayer::run_stage(const Step& step, std::string_view stage, Queue 
   }
   return Status({ErrorCode::kRefused, "stage", std::string(stage), "a stage of a step of one rank"});
 }
+Status PreparedLayer::inputs_status() { return impl_->inputs_status(); }
 std::vector<std::string_view> PreparedLayer::stage_names(int rows, int q) const { return impl_->stage_names(rows, q); }
 OverlapMode PreparedLayer::overlap(int rows, int q) const {
   const PreparedShape* shape = impl_->find_shape(rows, q);

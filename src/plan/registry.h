@@ -5,12 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "dsacore/queue.h"
+#include "dsacore/status.h"
 #include "plan/device.h"
+#include "stages/input_check.h"
 #include "stages/stages.h"
 #include "threads/threads.h"
 
@@ -86,6 +89,9 @@ struct Backend {
   std::span<const Kernel<NormArgs>> norm{};  ///< backends that enqueue: `q_c` alone, where the query comes later
   /// Writes what rows past the requests have between the stages (PadArgs); null: src/layer/run.cpp does, on the host.
   void (*pad)(const PadArgs& args, const Workspace& workspace) = nullptr;
+  /// Backends whose steps the host cannot read: enqueues the check of one, and puts what it found into words.
+  void (*check_inputs)(const InputCheckArgs& args, const Workspace& workspace) = nullptr;
+  std::optional<Error> (*offence_of)(const InputRecord& record, const InputCheckArgs& args) = nullptr;
 };
 
 /// The reference backend (src/backends/reference).

@@ -48,6 +48,7 @@ struct Shape {
   std::string name;
   CaseOptions options;
 };
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
 std::vector<Shape> shapes() {
   std::vector<Shape> list;
@@ -59,7 +60,7 @@ std::vector<Shape> shapes() {
         o.index_format = index;
         o.heads = heads;
         if (heads == 12) o.q_lora = 1536, o.index_heads = 32, o.topk = 2048, o.context = "1,2048,2300,9000";
-        list.push_back({"formats", o});
+        list.push_back({std::string(name_of(kv)) + "_" + std::string(name_of(index)) + "_" + std::to_string(heads), o});
       }
     }
   }
@@ -96,35 +97,50 @@ std::vector<Shape> shapes() {
   o.batch = 130;
   o.context = "1-900";
   o.heads = 3;
-  list.push_back({"many rows", o});
+  list.push_back({"many_rows", o});
   return list;
 }
 
-TEST(CudaLayer, AgreesWithTheCpuStageByStage) {
-  for (const Shape& shape : shapes()) {
-    const std::string name = shape.name + " kv=" + std::string(name_of(shape.options.kv_format)) +
-                             " index=" + std::string(name_of(shape.options.index_format)) +
-                             " H=" + std::to_string(shape.options.heads) + " B=" + std::to_string(shape.options.batch);
-    SCOPED_TRACE(name);
-    const Case before = make_case(shape.options), first = make_case(shape.options), second = make_case(shape.options);
-    RunOptions options;
-    options.dump = true;
+/// Each stage alone, with the host waiting: what goes wrong on the device is named.
+void run_stage_by_stage(const Case& c) {
+  Context context({.backend = BackendKind::kCuda});
+  const PlacedInputs placed(inputs_of(c), memory_of(context));
+  const Inputs& in = placed.inputs();
+  PreparedLayer layer(context, in.config, in.weights, test::options_for(c));
+  layer.prepare_cache(in.kv, in.index);
+  for (std::string_view stage : layer.stage_names(c.step.batch, c.step.q)) {
     try {
-      const RunResult expected = run_case(inputs_of(first), options);
-      options.backend = BackendKind::kCuda;
-      const RunResult got = run_case(inputs_of(second), options);
-      CompareOptions compare_options;
-      compare_options.topk_tolerance = kCudaTopkTolerance;
-      compare_options.threads = expected.report.threads;
-      for (const AgreementLine& line : compare(inputs_of(before), *cpu_backend(expected.report.target),
-                                               expected.outputs, got.outputs, compare_options)) {
-        EXPECT_TRUE(line.ok) << name << ": " << line.tensor << ": " << line.figure << ", allowed " << line.bound;
-      }
+      layer.run_stage(in.step, stage).or_throw();
+      device_of(context).wait({});
     } catch (const Exception& e) {
-      ADD_FAILURE() << name << ": " << e.what();
+      throw Exception({e.error().code, std::string(stage) + " of " + layer.choices()[0] + ": " + e.error().argument,
+                       e.error().value, e.error().allowed});
     }
   }
 }
+
+class CudaShapes : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(CudaShapes, AgreesWithTheCpuStageByStage) {
+  const CaseOptions& o = GetParam().options;
+  const Case before = make_case(o), first = make_case(o), second = make_case(o);
+  ASSERT_NO_THROW(run_stage_by_stage(before));
+  RunOptions options;
+  options.dump = true;
+  const RunResult expected = run_case(inputs_of(first), options);
+  options.backend = BackendKind::kCuda;
+  const RunResult got = run_case(inputs_of(second), options);
+  CompareOptions compare_options;
+  compare_options.topk_tolerance = kCudaTopkTolerance;
+  compare_options.threads = expected.report.threads;
+  for (const AgreementLine& line : compare(inputs_of(before), *cpu_backend(expected.report.target), expected.outputs,
+                                           got.outputs, compare_options)) {
+    EXPECT_TRUE(line.ok) << line.tensor << ": " << line.figure << ", allowed " << line.bound;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaShapes, ::testing::ValuesIn(shapes()),
+                         [](const auto& shape) { return shape.param.name; });
 
 TEST(CudaLayer, AgreesWithTheReference) {
   const Case before = make_case(small()), first = make_case(small()), second = make_case(small());
@@ -469,6 +485,39 @@ TEST(CudaLayer, RefusesWhatTheHostCanSee) {
   step.page = kIndexPage;
   EXPECT_TRUE(layer.run(step).ok());
   device_of(context).wait({});
+}
+
+TEST(CudaLayer, ACheckedStepThatPointsOutsideWritesZerosAndIsReported) {
+  const Case c = make_case(small());
+  const Inputs host = inputs_of(c);
+  Context context({.backend = BackendKind::kCuda});
+  const PlacedInputs placed(host, memory_of(context));
+  const Inputs& in = placed.inputs();
+  PrepareOptions options = test::options_for(c);
+  options.check_inputs = true;
+  PreparedLayer layer(context, in.config, in.weights, options);
+  layer.prepare_cache(in.kv, in.index);
+  const auto out_after = [&](std::vector<int32_t> lengths) {
+    memory_of(context).copy_in(reinterpret_cast<std::byte*>(const_cast<int32_t*>(in.step.seq_lens.data())),
+                               lengths.data(), int64_t(lengths.size()) * 4);
+    layer.run(in.step).or_throw();
+    device_of(context).wait({});
+    return bits_of(placed.fetch_out());
+  };
+  std::vector<int32_t> lengths(host.step.seq_lens.data(), host.step.seq_lens.data() + host.step.seq_lens.extent(0));
+  const std::vector<uint16_t> want = out_after(lengths);
+  EXPECT_TRUE(layer.inputs_status().ok());
+  EXPECT_GT(std::count_if(want.begin(), want.end(), [](uint16_t bits) { return bits != 0; }), 0);
+  std::vector<int32_t> wrong = lengths;
+  wrong[1] = 2000000;
+  const std::vector<uint16_t> zeros = out_after(wrong);
+  EXPECT_EQ(std::count(zeros.begin(), zeros.end(), 0), std::ptrdiff_t(zeros.size()));
+  const Status status = layer.inputs_status();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().argument, "seq_lens[1]");
+  EXPECT_EQ(status.error().value, "2000000");
+  EXPECT_TRUE(layer.inputs_status().ok()) << "asked once";
+  EXPECT_TRUE(test::same_bits(out_after(lengths), want, "out"));
 }
 
 TEST(CudaLayer, LeavesTheCurrentDeviceAsItWas) {

@@ -1,3 +1,4 @@
+#include "backends/cuda/check_inputs.h"
 #include "backends/cuda/kernels.h"
 
 namespace dsacore {
@@ -26,7 +27,9 @@ const Backend& cuda_backend() {
                                   .gate = cuda::gate_kernels(),
                                   .partial_merge = {},
                                   .norm = kNormKernels,
-                                  .pad = cuda::enqueue_pad};
+                                  .pad = cuda::enqueue_pad,
+                                  .check_inputs = cuda::enqueue_input_check,
+                                  .offence_of = cuda::offence_of};
   return backend;
 }
 
