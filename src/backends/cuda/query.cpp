@@ -1,10 +1,8 @@
 // query: steps 1 to 5 of spec 4, projected row -> q_c, query rows, MLA cache row.
 //
-//   fused   few heads, few rows: one launch. Clusters of CTAs, each a part of one head's weights; the cache rows by extra CTAs.
-//           Projected rows at odd addresses are normalised by a launch of their own, for the same bits.
+//   fused   few heads, few rows: one launch. A cluster a head, each CTA a part of its weights; the cache rows by extra CTAs.
+//           Projected rows at odd addresses take the other way.
 //   split   else: a launch that normalises and inserts, while the second one already fetches its first weights.
-#include <algorithm>
-
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/query.h"
 
@@ -40,50 +38,38 @@ namespace {
 
 Verdict accepts_fused(const ShapeKey& shape) {
   if (shape.rows > query::kFusedMaxRows) return {false, "rows above 16"};
-  if (!query::cluster_takes(shape.sizes)) return {false, "heads above 30 (14 where q_lora is above 1536)"};
+  if (shape.sizes.heads > query::kFusedMaxHeads) return {false, "heads above 30"};
   return {};
 }
 Verdict accepts_split(const ShapeKey&) { return {}; }
 
 int64_t no_scratch(const ShapeKey&, int) { return 0; }
-int64_t split_scratch(const ShapeKey& shape, int) {
-  return query::cluster_takes(shape.sizes) ? 0 : query::image_bytes(shape.rows, shape.sizes.q_lora);
-}
 
-void prepare_fused(const ShapeKey& shape) { query::prepare_cluster(shape.sizes); }
-void prepare_split(const ShapeKey& shape) {
-  if (query::cluster_takes(shape.sizes)) {
-    query::prepare_cluster(shape.sizes);
-  } else {
-    query::prepare_stream();
-  }
-}
-
-void run_fused(const QueryArgs& args, const Workspace& workspace) {
-  const query::Parameters p = query::parameters_of(args);
-  if (p.rows == 0) return;
-  if (!p.aligned_rows) query::enqueue_norm(p, workspace, {}, true);
-  query::enqueue_cluster(p, workspace, p.aligned_rows);
+void prepare_split(const ShapeKey&) { query::prepare_stream(); }
+void prepare_fused(const ShapeKey& shape) {
+  query::prepare_fused(shape.sizes.q_lora);
+  query::prepare_stream();
 }
 
 void run_split(const QueryArgs& args, const Workspace& workspace) {
   const query::Parameters p = query::parameters_of(args);
   if (p.rows == 0) return;
-  if (query::cluster_takes(args.model->sizes)) {
-    query::enqueue_norm(p, workspace, {}, true);
-    query::enqueue_cluster(p, workspace, false);
-    return;
-  }
-  const query::QcImage image = {workspace.scratch.data(), query::stream_tile(p.rows)};
-  query::enqueue_norm(p, workspace, image, true);
-  query::enqueue_stream(p, workspace, image);
+  query::enqueue_norm(p, workspace, true);
+  query::enqueue_stream(p, workspace);
+}
+
+void run_fused(const QueryArgs& args, const Workspace& workspace) {
+  const query::Parameters p = query::parameters_of(args);
+  if (p.rows == 0) return;
+  if (!p.aligned_rows) return run_split(args, workspace);
+  query::enqueue_fused(p, workspace);
 }
 
 constexpr Kernel<QueryArgs> kKernels[] = {
     {"fused", accepts_fused, no_scratch, run_fused, prepare_fused},
     {.name = "split",
      .accepts = accepts_split,
-     .scratch_bytes = split_scratch,
+     .scratch_bytes = no_scratch,
      .run = run_split,
      .prepare = prepare_split,
      .split = true},
@@ -95,7 +81,7 @@ std::span<const Kernel<QueryArgs>> query_kernels() { return kKernels; }
 
 void enqueue_query_norm(const QueryArgs& args, const Workspace& workspace) {
   const query::Parameters p = query::parameters_of(args);
-  if (p.rows > 0) query::enqueue_norm(p, workspace, {}, false);
+  if (p.rows > 0) query::enqueue_norm(p, workspace, false);
 }
 
 }  // namespace dsacore::cuda

@@ -28,29 +28,17 @@ struct Parameters {
 };
 Parameters parameters_of(const QueryArgs& args);
 
-/// q_c as the streamed projection multiplies it: for every `tile` rows and 64 values a block of `tile` x 128 bytes that is
-/// wgmma's B operand (128-byte swizzle). The values of a row are permuted in blocks of 32, as a weight fragment made of
-/// 16-byte loads has them: pair p (0..3) of its chunk c (0..3) of eight values lies at pair 4 p + c.
-struct QcImage {
-  std::byte* data = nullptr;
-  int tile = 0;
-};
-inline int64_t image_bytes(int rows, int q_lora) { return int64_t(rows + 63) / 64 * 64 * q_lora * 2; }
+// query_norm.cu: a warp a row. Writes q_c, and the MLA cache rows where asked for.
+void enqueue_norm(const Parameters& p, const Workspace& workspace, bool insert);
 
-// query_norm.cu: a warp a row. q_c, its image where there is one, and the MLA cache rows where asked for.
-void enqueue_norm(const Parameters& p, const Workspace& workspace, QcImage image, bool insert);
-
-// query_cluster.cu: a cluster of 8 or 4 CTAs a head, whose weights stay in registers.
-inline constexpr int kClusterMaxHeads = 30;
+// query_fused.cu: steps 1 to 5 in one launch, a cluster of CTAs a head, for aligned rows.
+inline constexpr int kFusedMaxHeads = 30;
 inline constexpr int kFusedMaxRows = 16;
-bool cluster_takes(const LayerSizes& sizes);
-void prepare_cluster(const LayerSizes& sizes);
-/// `normalise`: steps 1 to 5 in this one launch (up to kFusedMaxRows aligned rows); else q_c is read.
-void enqueue_cluster(const Parameters& p, const Workspace& workspace, bool normalise);
+void prepare_fused(int q_lora);
+void enqueue_fused(const Parameters& p, const Workspace& workspace);
 
-// query_stream.cu: a CTA a head, which streams its weights.
-int stream_tile(int rows);  ///< rows of the image's tiles
+// query_stream.cu: steps 2 to 4 from q_c, a CTA a head.
 void prepare_stream();
-void enqueue_stream(const Parameters& p, const Workspace& workspace, QcImage image);
+void enqueue_stream(const Parameters& p, const Workspace& workspace);
 
 }  // namespace dsacore::cuda::query

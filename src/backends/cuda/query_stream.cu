@@ -1,269 +1,264 @@
-// query_stream: one CTA takes one head, steps 2 to 4 of spec 4, for any number of heads.
+// query_stream: steps 2 to 4 of spec 4 from q_c, for any number of heads and rows. One CTA takes one head, or three CTAs of a
+// cluster where heads are few.
 //
-//   q_c image -> ring in shared memory, weights -> registers | W_QB -> x -> nope tile in shared memory, pe to the query row
-//   nope tile, weights -> registers | W_UK -> query row
+//   W_QB, q_c -> ring in shared memory -> wgmma -> x -> nope tile in shared memory, pe to the query row
+//   W_UK      -> the same ring         -> wgmma with the nope tile -> query row
 //
-// Three warpgroups with 64 of the head's 192 rows each, then with two or three of the eight 64-wide parts of the latent. The
-// weights are wgmma's A operand, so each thread fetches what it multiplies, four items of 16 registers ahead (98 KB a CTA in
-// flight); tokens are N. The first warp also copies the image of q_c. Bound by bytes: at 96 heads and q_lora 1536 69 MB of
-// weights, 15.4 us at 4.5 TB/s, against 5.7 us of wgmma at 64 rows; above 64 rows the weights are read again.
+// Three warpgroups (in one CTA or three) have 64 of the head's 192 rows of W_QB each, then two or three of the eight 64-wide
+// parts of the latent; weights are wgmma's A, tokens N. One more warp fills the ring by tensor maps, weights before the wait for
+// earlier kernels. Bound by bytes: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us at 4.5 TB/s, against 5.7 us of wgmma at
+// 64 rows; above 128 rows the weights are read again. At 12 heads 8.7 MB of weights, and 196 KB of q_c a CTA from L2 at 64 rows.
 #include "backends/cuda/launch.h"
+#include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/convert.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
-#include "backends/cuda/ptx/global_memory.cuh"
+#include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
-#include "backends/cuda/ptx/shared_memory.cuh"
+#include "backends/cuda/ptx/tensor_copy.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/query.h"
+#include "backends/cuda/tensor_map.h"
 
 namespace dsacore::cuda::query {
 namespace {
 
-constexpr int kGroups = 3;         // warpgroups
-constexpr int kGroupThreads = 128;
-constexpr int kThreads = kGroups * kGroupThreads;
-constexpr int kChunk = 64;         // values of q_lora that are multiplied together: 128 bytes of BF16
-constexpr int kPart = 64;          // rows of a warpgroup: wgmma's M
+constexpr int kParties = 3;       // warpgroups of a head
+constexpr int kChunk = kBoxColumns;
+constexpr int kPart = 64;         // rows of a warpgroup: wgmma's M
 constexpr int kParts = kLatent / kPart;
-constexpr int kAhead = 4;          // items of weights in a thread's registers
-constexpr int kSteps = kChunk / 16;
+constexpr int kLineBytes = 128;   // of 64 values, swizzled
+constexpr int kPartBytes = kNope * kLineBytes;  // 64 columns of W_UK
+constexpr uint32_t kNopeReady = 1, kNopeFree = 2;  // named barriers
 
-// Named barriers: 1 + group for a warpgroup alone.
-constexpr uint32_t kNopeWritten = 4, kNopeRead = 5;
-
-template <int N>
-struct StreamShape {
-  static constexpr int kBlockBytes = N * 128;  // N tokens x 64 values
-  static constexpr int kStages = 8;
-  static constexpr int kCopiesAhead = 6;  // the other two stages give the warpgroups room to drift apart
-  static constexpr int kNopeAt = kStages * kBlockBytes;
-  static constexpr int kStagingAt = kNopeAt + kNope / kChunk * kBlockBytes;
-  static constexpr int kBarriersAt = kStagingAt + kGroups * kBlockBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 2 * kStages * 8;
+struct StreamMaps {
+  CUtensorMap w_qb, w_uk, q_c;
 };
 
-/// An item of weights: 16 rows of a warp x 64 values, as wgmma's A of four k-steps but for the order of the registers.
-using Item = uint4[kSteps];
+/// N tokens at once, `Ctas` CTAs a head.
+template <int N, int Ctas>
+struct StreamShape {
+  static constexpr int kGroups = kParties / Ctas;  // warpgroups of a CTA
+  static constexpr int kMathThreads = kGroups * 128;
+  static constexpr int kThreads = kMathThreads + 32;
+  static constexpr int kWeightRows = kGroups * kPart;
+  static constexpr int kWeightBytes = kWeightRows * kLineBytes;
+  static constexpr int kTokenBytes = N * kLineBytes;
+  static constexpr int kStageBytes = (kWeightBytes + kTokenBytes > kPartBytes ? kWeightBytes + kTokenBytes : kPartBytes);
+  static constexpr int kNopeBytes = kNope / kChunk * kTokenBytes;
+  // Two CTAs an SM (113 KB each) where that leaves three stages, so that the next kernel's weights may come early.
+  static constexpr int kRoom = 112 * 1024 - kNopeBytes;
+  static constexpr int kStages = kRoom / kStageBytes >= 3 ? (kRoom / kStageBytes < 8 ? kRoom / kStageBytes : 8) : 3;
+  static constexpr int kNopeAt = kStages * kStageBytes;
+  static constexpr int kBarriersAt = kNopeAt + kNopeBytes;
+  static constexpr int kSharedBytes = kBarriersAt + (2 * kStages + 2) * 8;
+};
 
-template <int N>
+template <int N, int Ctas>
 class StreamKernel {
-  using S = StreamShape<N>;
+  using S = StreamShape<N, Ctas>;
   using Mma = WgmmaShape<Operands::kBf16, N>;
+  static constexpr bool kCluster = Ctas > 1;
 
  public:
   __device__ __forceinline__ StreamKernel(const Parameters& p, char* shared)
-      : p_(p), shared_(shared), base_(fixed_shared_address(shared)), head_(int(blockIdx.x)), chunks_(p.q_lora / kChunk),
-        warp_(int(threadIdx.x) / 32), lane_(int(threadIdx.x) % 32) {}
+      : p_(p), shared_(shared), base_(fixed_shared_address(shared)), head_(int(blockIdx.x) / Ctas), chunks_(p.q_lora / kChunk),
+        warp_(int(threadIdx.x) / 32), lane_(int(threadIdx.x) % 32), party_(kCluster ? int(cluster_rank()) : warp_ / 4) {}
 
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == 0) {
       for (int s = 0; s < S::kStages; ++s) {
         full(s).init(1);
-        empty(s).init(kThreads / 32);
+        empty(s).init(S::kMathThreads / 32);
       }
+      nope_arrived().init(1);
+      nope_free().init(Ctas > 1 ? Ctas - 1 : 1);
       publish_barriers();
     }
-    __syncthreads();
+    if constexpr (kCluster) {
+      cluster_barrier();
+    } else {
+      __syncthreads();
+    }
   }
 
-  __device__ __forceinline__ void run(const QcImage& image) {
-    Item items[kAhead];
-    fetch_first(items);
+  /// The warp that fills the ring: for every tile of tokens the chunks of W_QB with those of q_c, then the parts of W_UK.
+  __device__ __forceinline__ void fill(const StreamMaps& maps) const {
+    const int early = min(chunks_, S::kStages);
+    const bool elected = elect_one();
+    if (elected) {
+      for (int block = 0; block < early; ++block) {
+        full(block).expect(S::kWeightBytes + S::kTokenBytes);
+        copy_weights(maps, block, block);
+      }
+    }
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    for (int block = 0; block < S::kCopiesAhead; ++block) copy_block(image, block);
-    for (int first = 0, block = 0; first < p_.rows; first += N, block += chunks_) {
-      if (first > 0) {
-        fetch_first(items);
-        named_barrier(kNopeRead, kThreads);
+    if (!elected) return;
+    for (int first = 0, block = 0; first < p_.rows; first += N) {
+      for (int chunk = 0; chunk < chunks_; ++chunk, ++block) {
+        if (block >= early) {
+          claim(block, S::kWeightBytes + S::kTokenBytes);
+          copy_weights(maps, chunk, block);
+        }
+        tensor_copy(stage(block) + S::kWeightBytes, maps.q_c, chunk * kChunk, first, full(block));
       }
-      project(items, image, first, block);
-      if (group() < kNope / kPart) fence_async_proxy();
-      named_barrier(kNopeWritten, kThreads);
-      absorb(items, first);
+      for (int part = first_part(); part < kParts; part += part_step(), ++block) {
+        claim(block, kPartBytes);
+        tensor_copy(stage(block), maps.w_uk, part * kPart, head_ * kKvB, full(block));
+      }
+    }
+  }
+
+  /// The warpgroups.
+  __device__ __forceinline__ void multiply() {
+    wait_for_earlier_kernels();
+    int block = 0;
+    for (int first = 0, tile = 0; first < p_.rows; first += N, ++tile) {
+      project(first, tile, block);
+      absorb(first, block);
+      if (first + N < p_.rows) free_nope();
     }
   }
 
  private:
-  __device__ __forceinline__ Barrier full(int stage) const { return {base_ + S::kBarriersAt + uint32_t(stage) * 8}; }
-  __device__ __forceinline__ Barrier empty(int stage) const { return full(S::kStages + stage); }
-  __device__ __forceinline__ int group() const { return warp_ / 4; }
-  __device__ __forceinline__ int r() const { return lane_ / 4; }
-  __device__ __forceinline__ int c() const { return lane_ % 4; }
-  /// Of the 64 rows of its group, this thread has `thread_row()` as row r of its fragments and the next one as row r + 8:
-  /// so its results of two neighbouring rows make one word.
-  __device__ __forceinline__ int thread_row() const { return warp_ % 4 * 16 + 2 * r(); }
-
-  /// Item `item`: the chunks of W_QB, then the halves (64 of 128 nope values) of the group's parts of W_UK.
-  __device__ __forceinline__ void fetch(Item& to, int item) const {
-    if (item < chunks_) {
-      const BFloat16* from = p_.w_qb.row(int64_t(head_) * kHeadQuery + group() * kPart + thread_row()) + item * kChunk + 8 * c();
-      const int64_t pitch = p_.w_qb.stride(0);
-      to[0] = load_weights16(from);
-      to[1] = load_weights16(from + pitch);
-      to[2] = load_weights16(from + 32);
-      to[3] = load_weights16(from + pitch + 32);
-      return;
-    }
-    const int half = item - chunks_, part = group() + half / 2 * kGroups;
-    if (part >= kParts) return;
-    const BFloat16* from = p_.kv_b.row(head_, half % 2 * kChunk + 2 * c()) + part * kPart + thread_row();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      const BFloat16* step = from + k * 16 * kLatent;
-      to[k] = {load_weights4(step), load_weights4(step + kLatent), load_weights4(step + 8 * kLatent),
-               load_weights4(step + 9 * kLatent)};
-    }
+  // Blocks go round the ring.
+  __device__ __forceinline__ uint32_t stage(int block) const { return base_ + uint32_t(block % S::kStages) * S::kStageBytes; }
+  __device__ __forceinline__ Barrier full(int block) const {
+    return {base_ + S::kBarriersAt + uint32_t(block % S::kStages) * 8};
   }
-  /// The first warp copies a block of the image, once every warp is done with the one that had its stage.
-  __device__ __forceinline__ void copy_block(const QcImage& image, int block) const {
-    if (warp_ != 0 || block >= (p_.rows + N - 1) / N * chunks_) return;
-    if (!elect_one()) return;
-    const int stage = block % S::kStages, turn = block / S::kStages;
-    if (turn > 0) empty(stage).wait(uint32_t(turn - 1) & 1);
-    full(stage).expect(S::kBlockBytes);
-    bulk_copy(base_ + uint32_t(stage) * S::kBlockBytes, image.data + int64_t(block) * S::kBlockBytes, S::kBlockBytes,
-              full(stage));
-    if (block == chunks_ / 2) prefetch_l2(p_.kv_b.row(head_, 0), kNope * kLatent * 2);
+  __device__ __forceinline__ Barrier empty(int block) const { return {full(block).address + S::kStages * 8}; }
+  __device__ __forceinline__ Barrier nope_arrived() const { return {base_ + S::kBarriersAt + 2 * S::kStages * 8}; }
+  __device__ __forceinline__ Barrier nope_free() const { return {nope_arrived().address + 8}; }
+  __device__ __forceinline__ void wait_full(int block) const { full(block).wait(uint32_t(block / S::kStages) & 1); }
+  __device__ __forceinline__ void release(int block) const {
+    if (lane_ == 0) empty(block).arrive();
   }
-
-  __device__ __forceinline__ void fetch_first(Item (&items)[kAhead]) const {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) fetch(items[i], i);
+  /// Waits for the block's stage and announces its bytes.
+  __device__ __forceinline__ void claim(int block, uint32_t bytes) const {
+    if (block >= S::kStages) empty(block).wait(uint32_t(block / S::kStages - 1) & 1);
+    full(block).expect(bytes);
   }
+  __device__ __forceinline__ void copy_weights(const StreamMaps& maps, int chunk, int block) const {
+    const int row = head_ * kHeadQuery + (kCluster ? party_ * kPart : 0);
+    tensor_copy(stage(block), maps.w_qb, chunk * kChunk, row, full(block));
+  }
+  // Parts of the latent that pass through this CTA's ring.
+  __device__ __forceinline__ int first_part() const { return kCluster ? party_ : 0; }
+  __device__ __forceinline__ static constexpr int part_step() { return kCluster ? kParties : 1; }
 
-  /// Step 2 of N tokens from `first` on; `block` counts the image's blocks. Leaves the first halves of W_UK in `items`.
-  __device__ __forceinline__ void project(Item (&items)[kAhead], const QcImage& image, int first, int block) {
+  /// Step 2 of N tokens from `first` on: x of this warpgroup's rows.
+  __device__ __forceinline__ void project(int first, int tile, int& block) {
     float sums[N / 2];
-    for (int base = 0; base < chunks_; base += kAhead) {
+    const uint32_t own_rows = kCluster ? 0 : uint32_t(party_) * kPart * kLineBytes;
+    for (int chunk = 0; chunk < chunks_; ++chunk, ++block) {
+      wait_full(block);
+      const uint64_t a = swizzled_tile(stage(block) + own_rows), b = swizzled_tile(stage(block) + S::kWeightBytes);
+      wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (base + i >= chunks_) break;
-        const int at = block + base + i, stage = at % S::kStages;
-        full(stage).wait(uint32_t(at / S::kStages) & 1);
-        multiply_chunk(sums, items[i], base_ + uint32_t(stage) * S::kBlockBytes, base + i > 0);
-        if (lane_ == 0) empty(stage).arrive();
-        copy_block(image, at + S::kCopiesAhead);
-        fetch(items[i], base + i + kAhead);
-      }
+      for (int k = 0; k < kChunk / 16; ++k) Mma::shared(sums, a + 2 * k, b + 2 * k, chunk > 0 || k > 0);
+      wgmma_commit();
+      wgmma_wait<0>();  // at once: the stage is worth more to the ring than a queue of products to the tensor cores
+      release(block);
     }
-    if (chunks_ % kAhead != 0) {  // chunks are even: bring the first item of W_UK to the front
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        swap(items[0][i], items[2][i]);
-        swap(items[1][i], items[3][i]);
-      }
-    }
-    const int nope_groups = kNope / kPart;
-    if (group() < nope_groups) {
-      write_tile(sums, S::kNopeAt + group() * S::kBlockBytes);
+    if (party_ < kNope / kPart) {
+      if (kCluster && tile > 0) nope_free().wait(uint32_t(tile - 1) & 1);
+      write_nope(sums);
+      fence_async_proxy();
     } else {
-      write_tile(sums, staging());
-      named_barrier(1 + group(), kGroupThreads);
-      store_tile(first, kLatent);
+      store(sums, first, kLatent);
     }
-  }
-  __device__ __forceinline__ static void swap(uint4& a, uint4& b) {
-    const uint4 kept = a;
-    a = b;
-    b = kept;
+    share_nope(tile);
   }
 
-  /// Keeps the making of these registers ahead of the wgmma's that read them.
-  template <int Steps>
-  __device__ __forceinline__ static void settle(uint32_t (&a)[Steps][4]) {
-#pragma unroll
-    for (int k = 0; k < Steps; ++k) {
-      asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
+  /// This CTA is done with the nope tile: all its warps, then, for who sends, the others of the cluster.
+  __device__ __forceinline__ void free_nope() const {
+    named_barrier(kNopeFree, S::kMathThreads);
+    if constexpr (kCluster) {
+      if (warp_ != 0 || !elect_one()) return;
+      for (int sender = 0; sender < kNope / kPart; ++sender) {
+        if (sender != party_) arrive_remote(address_in(nope_free().address, uint32_t(sender)));
+      }
     }
   }
 
-  /// Adds 64 rows x 64 values of W_QB times the tokens' block at `tokens`.
-  __device__ __forceinline__ void multiply_chunk(float (&sums)[N / 2], const Item& w, uint32_t tokens, bool accumulate) const {
-    const uint64_t b = swizzled_tile(tokens);
-    uint32_t a[kSteps][4] = {{w[0].x, w[1].x, w[0].y, w[1].y},
-                                   {w[0].z, w[1].z, w[0].w, w[1].w},
-                                   {w[2].x, w[3].x, w[2].y, w[3].y},
-                                   {w[2].z, w[3].z, w[2].w, w[3].w}};
-    settle(a);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) Mma::registers(sums, a[k], b + 2 * k, accumulate || k > 0);
-    wgmma_commit();
-    wgmma_wait<0>();
-  }
-
-  /// Steps 3 and 4.
-  __device__ __forceinline__ void absorb(Item (&items)[kAhead], int first) {
-#pragma unroll
-    for (int i = 0; i < (kParts + kGroups - 1) / kGroups; ++i) {
-      const int part = group() + i * kGroups;
-      if (part >= kParts) break;
-      float sums[N / 2];
-      multiply_part(sums, items[2 * i % kAhead], items[2 * i % kAhead + 1]);
-      fetch(items[2 * i % kAhead], chunks_ + 2 * i + kAhead);
-      fetch(items[2 * i % kAhead + 1], chunks_ + 2 * i + kAhead + 1);
-      named_barrier(1 + group(), kGroupThreads);  // the staging tile has been read
-      write_tile(sums, staging());
-      named_barrier(1 + group(), kGroupThreads);
-      store_tile(first, part * kPart);
+  /// Makes the nope tile complete for every warpgroup.
+  __device__ __forceinline__ void share_nope(int tile) const {
+    named_barrier(kNopeReady, S::kMathThreads);
+    if constexpr (kCluster) {
+      const bool sender = party_ < kNope / kPart;
+      const uint32_t half = S::kNopeAt + uint32_t(party_) * S::kTokenBytes;
+      if (warp_ == 0 && elect_one()) {
+        nope_arrived().expect(sender ? S::kTokenBytes : S::kNopeBytes);
+        for (int other = 0; sender && other < Ctas; ++other) {
+          if (other == party_) continue;
+          copy_to_cta(address_in(base_ + half, uint32_t(other)), base_ + half, S::kTokenBytes,
+                      address_in(nope_arrived().address, uint32_t(other)));
+        }
+      }
+      wait_in_cluster(nope_arrived(), uint32_t(tile) & 1);
     }
   }
 
-  /// 64 latents x 128 nope values of W_UK times the nope tile.
-  __device__ __forceinline__ void multiply_part(float (&sums)[N / 2], const Item& low, const Item& high) const {
-    uint32_t a[2 * kSteps][4];
+  /// Steps 3 and 4: this warpgroup's parts of the latent.
+  __device__ __forceinline__ void absorb(int first, int& block) const {
+    for (int part = first_part(); part < kParts; part += part_step(), ++block) {
+      wait_full(block);
+      if (part % kParties == party_) {
+        float sums[N / 2];
+        wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 2 * kSteps; ++k) {
-      const uint4& w = k < kSteps ? low[k] : high[k - kSteps];  // words: two latents of one nope value
-      a[k][0] = __byte_perm(w.x, w.y, 0x5410);
-      a[k][1] = __byte_perm(w.x, w.y, 0x7632);
-      a[k][2] = __byte_perm(w.z, w.w, 0x5410);
-      a[k][3] = __byte_perm(w.z, w.w, 0x7632);
+        for (int k = 0; k < kNope / 16; ++k) {
+          const uint64_t a = swizzled_tile(stage(block) + uint32_t(k) * 16 * kLineBytes);
+          const uint64_t b = swizzled_tile(base_ + S::kNopeAt + uint32_t(k / 4) * S::kTokenBytes) + 2 * (k % 4);
+          Mma::template shared<Major::kMn, Major::kK>(sums, a, b, k > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        release(block);
+        store(sums, first, part * kPart);
+      } else {
+        release(block);
+      }
     }
-    settle(a);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 2 * kSteps; ++k) {
-      const uint64_t b = swizzled_tile(base_ + S::kNopeAt + uint32_t(k / kSteps) * S::kBlockBytes) + 2 * (k % kSteps);
-      Mma::registers(sums, a[k], b, k > 0);
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
   }
 
-  __device__ __forceinline__ uint32_t staging() const { return S::kStagingAt + uint32_t(group()) * S::kBlockBytes; }
+  /// The results of eight tokens as BF16, transposed: a lane gets token lane / 4, and of the warp's 16 rows the pairs
+  /// 2 (lane % 4) and 8 further.
+  __device__ __forceinline__ static uint2 token_pairs(const float* sums) {
+    return {transposed_matrix(pack_bf16(sums[0], sums[1])), transposed_matrix(pack_bf16(sums[2], sums[3]))};
+  }
 
-  /// The group's results as BF16 into shared memory at `at`: a line of 128 bytes a token, 64 values, swizzled as wgmma's B.
-  __device__ __forceinline__ void write_tile(const float (&sums)[N / 2], uint32_t at) const {
+  /// x of 64 nope rows into the nope tile: wgmma's B, a line a token.
+  __device__ __forceinline__ void write_nope(const float (&sums)[N / 2]) const {
+    char* half = shared_ + S::kNopeAt + party_ * S::kTokenBytes;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint32_t token = uint32_t(8 * j + 2 * c() + e);
-        const uint32_t byte = uint32_t(thread_row() * 2) ^ (token % 8 * 16);
-        *reinterpret_cast<uint32_t*>(shared_ + at + token * 128 + byte) = pack_bf16(sums[4 * j + e], sums[4 * j + 2 + e]);
-      }
+      const uint2 pairs = token_pairs(sums + 4 * j);
+      const int token = lane_ / 4;  // of the eight
+      const int byte = (warp_ % 4 * 32 + lane_ % 4 * 4) ^ (token * 16);
+      char* line = half + (8 * j + token) * kLineBytes;
+      *reinterpret_cast<uint32_t*>(line + byte) = pairs.x;
+      *reinterpret_cast<uint32_t*>(line + (byte ^ 16)) = pairs.y;
     }
   }
 
-  /// Step 4: the staged 64 values of every token to values `column`.. of its query row.
-  __device__ __forceinline__ void store_tile(int first, int column) const {
-    const int thread = int(threadIdx.x) % kGroupThreads, tokens = min(N, p_.rows - first);
-    const auto piece_of = [&](int token, int piece) {
-      return *reinterpret_cast<const uint4*>(shared_ + staging() + token * 128 + ((piece ^ token % 8) * 16));
-    };
-    if (p_.fp8_query) {
-      for (int i = thread; i < tokens * 4; i += kGroupThreads) {
-        const int token = i / 4, piece = i % 4 * 2;
-        const uint2 low = scaled_e4m3(piece_of(token, piece), p_.q_scale_inv);
-        const uint2 high = scaled_e4m3(piece_of(token, piece + 1), p_.q_scale_inv);
-        *reinterpret_cast<uint4*>(p_.query.e4m3(first + token, head_) + column + piece * 8) = {low.x, low.y, high.x, high.y};
-      }
-    } else {
-      for (int i = thread; i < tokens * 8; i += kGroupThreads) {
-        const int token = i / 8, piece = i % 8;
-        *reinterpret_cast<uint4*>(p_.query.bf16(first + token, head_) + column + piece * 8) = piece_of(token, piece);
+  /// Step 4: 64 values of N query rows, from value `column` on. Lanes pair up, so that each has four neighbouring values.
+  __device__ __forceinline__ void store(const float (&sums)[N / 2], int first, int column) const {
+    const int at = column + warp_ % 4 * 16 + lane_ % 2 * 8 + lane_ % 4 / 2 * 4;
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      const uint2 pairs = token_pairs(sums + 4 * j);
+      const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, lane_ & 1 ? pairs.x : pairs.y, 1);
+      const uint2 four = lane_ & 1 ? uint2{other, pairs.y} : uint2{pairs.x, other};
+      const int row = first + 8 * j + lane_ / 4;
+      if (row >= p_.rows) continue;
+      if (p_.fp8_query) {
+        const auto codes = [&](uint32_t v) {
+          return pack_e4m3(low_bf16(v) * p_.q_scale_inv, high_bf16(v) * p_.q_scale_inv);
+        };
+        *reinterpret_cast<uint32_t*>(p_.query.e4m3(row, head_) + at) = codes(four.x) | codes(four.y) << 16;
+      } else {
+        *reinterpret_cast<uint2*>(p_.query.bf16(row, head_) + at) = four;
       }
     }
   }
@@ -272,46 +267,66 @@ class StreamKernel {
   char* shared_;
   uint32_t base_;
   int head_, chunks_, warp_, lane_;
+  int party_;  ///< which 64 rows of W_QB, and parts of the latent
 };
 
-template <int N>
-__global__ void __launch_bounds__(kThreads, 1) query_stream(const __grid_constant__ Parameters p,
-                                                            const __grid_constant__ QcImage image) {
+template <int N, int Ctas>
+__global__ void __launch_bounds__(StreamShape<N, Ctas>::kThreads, 1)
+    query_stream(const __grid_constant__ Parameters p, const __grid_constant__ StreamMaps maps) {
   extern __shared__ __align__(1024) char shared[];
-  StreamKernel<N> kernel(p, shared);
+  StreamKernel<N, Ctas> kernel(p, shared);
   kernel.init_barriers();
-  kernel.run(image);
+  if (threadIdx.x >= StreamShape<N, Ctas>::kMathThreads) {
+    kernel.fill(maps);
+  } else {
+    kernel.multiply();
+  }
+  if constexpr (Ctas > 1) {
+    __syncwarp();
+    cluster_barrier();  // what this CTA sends has arrived, and what arrives at it has been sent
+  }
 }
 
 struct Variant {
-  int tile;
-  void (*kernel)(Parameters, QcImage);
-  int shared_bytes;
+  int tokens;
+  void (*kernel)(Parameters, StreamMaps);
+  int ctas, threads, weight_rows, shared_bytes;
 };
-template <int N>
-constexpr Variant kVariant = {N, query_stream<N>, StreamShape<N>::kSharedBytes};
-constexpr Variant kVariants[] = {kVariant<8>, kVariant<16>, kVariant<32>, kVariant<64>};
+template <int N, int Ctas, class S = StreamShape<N, Ctas>>
+constexpr Variant kVariant = {N, query_stream<N, Ctas>, Ctas, S::kThreads, S::kWeightRows, S::kSharedBytes};
+constexpr Variant kOne[] = {kVariant<8, 1>, kVariant<16, 1>, kVariant<32, 1>, kVariant<64, 1>, kVariant<128, 1>};
+constexpr Variant kThree[] = {kVariant<8, 3>, kVariant<16, 3>, kVariant<32, 3>, kVariant<64, 3>, kVariant<128, 3>};
+constexpr int kMaxHeadsOfThree = 64;
 
-const Variant& variant_of(int rows) {
-  for (const Variant& v : kVariants) {
-    if (rows <= v.tile) return v;
+const Variant& variant_of(int heads, int rows) {
+  const std::span<const Variant> variants = heads <= kMaxHeadsOfThree ? std::span(kThree) : std::span(kOne);
+  for (const Variant& v : variants) {
+    if (rows <= v.tokens) return v;
   }
-  return kVariants[3];
+  return variants.back();
 }
 
 }  // namespace
 
-int stream_tile(int rows) { return variant_of(rows).tile; }
-
 void prepare_stream() {
-  for (const Variant& v : kVariants) allow_shared(v.kernel, size_t(v.shared_bytes));
+  for (const auto& variants : {std::span(kOne), std::span(kThree)}) {
+    for (const Variant& v : variants) allow_shared(v.kernel, size_t(v.shared_bytes));
+  }
 }
 
-void enqueue_stream(const Parameters& p, const Workspace& workspace, QcImage image) {
-  const Variant& v = variant_of(p.rows);
+void enqueue_stream(const Parameters& p, const Workspace& workspace) {
+  const Variant& v = variant_of(p.heads, p.rows);
+  const StreamMaps maps = {
+      .w_qb = tensor_map(p.w_qb.data(), p.w_qb.extent(0), p.q_lora, p.w_qb.stride(0), v.weight_rows),
+      .w_uk = tensor_map(p.kv_b.data(), p.kv_b.extent(0) * kKvB, kLatent, kLatent, kNope),
+      .q_c = tensor_map(p.q_c.data(), p.rows, p.q_lora, p.q_c.stride(0), v.tokens),
+  };
   launch(v.kernel,
-         {.grid = dim3(unsigned(p.heads)), .block = dim3(kThreads), .shared_bytes = size_t(v.shared_bytes)}, workspace, p,
-         image);
+         {.grid = dim3(unsigned(p.heads * v.ctas)),
+          .block = dim3(unsigned(v.threads)),
+          .shared_bytes = size_t(v.shared_bytes),
+          .cluster = v.ctas},
+         workspace, p, maps);
 }
 
 }  // namespace dsacore::cuda::query

@@ -42,6 +42,16 @@ __device__ __forceinline__ void store_remote16(uint32_t to, const uint4& v, uint
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
 }
+/// Copies `bytes` of shared memory to another CTA of the cluster and counts them on its barrier.
+__device__ __forceinline__ void copy_to_cta(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+/// Barrier::arrive on a barrier of another CTA.
+__device__ __forceinline__ void arrive_remote(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 /// Barrier::wait for what other CTAs of the cluster sent.
 __device__ __forceinline__ void wait_in_cluster(Barrier barrier, uint32_t parity) {
   uint32_t done = 0;

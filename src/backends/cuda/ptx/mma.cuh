@@ -42,6 +42,12 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t address, cons
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(r[0]), "r"(r[1])
                : "memory");
 }
+/// An 8 x 8 tile of 16-bit elements, transposed: a lane has two neighbours of row lane / 4, before and after.
+__device__ __forceinline__ uint32_t transposed_matrix(uint32_t pair) {
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
+}
 
 /// The two e4m3 codes in the low (high) half of `codes` as two FP16 values; exact for all codes.
 __device__ __forceinline__ uint32_t low_e4m3_to_f16(uint32_t codes) {
