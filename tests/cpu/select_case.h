@@ -1,4 +1,5 @@
-// Scores of any kind for the tests of step 10: the query and the keys are chosen so that a token's score is its FP32 scale.
+// Scores of any kind for the tests of step 10: the query and the keys are chosen so that a token's score is its FP32
+// scale.
 #pragma once
 
 #include <functional>

@@ -20,7 +20,8 @@ struct DeviceSelected {
 /// A case's inputs and outputs on the device. Scratch is kept between runs, one a kernel.
 class DeviceIndexer {
  public:
-  DeviceIndexer(const IndexerCase& c, const Placed& placed) : case_(c), shape_(shape_of(c, placed.layout.shard)), model_(c.model) {
+  DeviceIndexer(const IndexerCase& c, const Placed& placed)
+      : case_(c), shape_(shape_of(c, placed.layout.shard)), model_(c.model) {
     Selected host;
     args_ = args_of(c, placed, host);
     args_.model = &model_;
@@ -132,8 +133,9 @@ inline testing::AssertionResult selects_exactly(const IndexerCase& c, int topk, 
       const int32_t token = got.selected.tokens[size_t(row * topk + i)];
       if (token != want[size_t(i)]) {
         return testing::AssertionFailure()
-               << "topk_tokens[" << row << "][" << i << "] = " << token << ", must be " << want[size_t(i)] << " of the device's keys; n "
-               << keys.size() << ", key there " << (token >= 0 && size_t(token) < keys.size() ? keys[size_t(token)] : 0) << ", wanted key "
+               << "topk_tokens[" << row << "][" << i << "] = " << token << ", must be " << want[size_t(i)]
+               << " of the device's keys; n " << keys.size() << ", key there "
+               << (token >= 0 && size_t(token) < keys.size() ? keys[size_t(token)] : 0) << ", wanted key "
                << (want[size_t(i)] >= 0 ? keys[size_t(want[size_t(i)])] : 0);
       }
     }

@@ -1,5 +1,6 @@
-// Times of the cuda backend's indexer at real sizes, with the selection of each shape checked against its own keys and the keys
-// against scores in FP64. A step's launches are replayed in a CUDA graph; they take their keys from pages that L2 does not hold.
+// Times of the cuda backend's indexer at real sizes, with the selection of each shape checked against its own keys and
+// the keys against scores in FP64. A step's launches are replayed in a CUDA graph; they take their keys from pages that
+// L2 does not hold.
 #include <random>
 
 #include "cuda/indexer_device.h"
@@ -46,7 +47,8 @@ std::vector<std::byte> random_pages(IndexFormat format, int64_t pages) {
         std::byte* scales = at + layout.scale_at(t);
         const float scale = 0.002f + 0.0001f * float(uint8_t(scales[0]) % 16);
         if (format == IndexFormat::kFp8) std::memcpy(scales, &scale, sizeof(scale));
-        for (int b = 0; format == IndexFormat::kMxfp4 && b < layout.kScaleBytes; ++b) scales[b] = std::byte(120 + int(scales[b]) % 4);
+        for (int b = 0; format == IndexFormat::kMxfp4 && b < layout.kScaleBytes; ++b)
+          scales[b] = std::byte(120 + int(scales[b]) % 4);
       }
     });
   }
@@ -75,7 +77,8 @@ class TimedCase {
     for (int i = 0; i < rows_ * 32 * kIndexDim; ++i) queries_.push_back(to_e4m3(normal(random) * 60));
     for (int i = 0; i < rows_ * 32; ++i) weights_.push_back(normal(random) * 0.01f + 0.004f);
     lengths_.assign(size_t(shape.requests), shape.context);
-    cache_ = upload(bytes_), table_ = upload(tables_), query_ = upload(queries_), weight_ = upload(weights_), length_ = upload(lengths_);
+    cache_ = upload(bytes_), table_ = upload(tables_), query_ = upload(queries_), weight_ = upload(weights_),
+    length_ = upload(lengths_);
     const int64_t outputs = int64_t(rows_) * kMaxTopk;
     tokens_ = std::make_unique<DeviceBuffer>(outputs * 4), physical_ = std::make_unique<DeviceBuffer>(outputs * 4);
     valid_ = std::make_unique<DeviceBuffer>(rows_ * 4);
@@ -87,26 +90,29 @@ class TimedCase {
   IndexerArgs args(int launch) const {
     const int64_t each = pages_of(shape_.context, kIndexPage);
     const auto* table = reinterpret_cast<const int32_t*>(table_->data()) + launch * shape_.requests * each;
-    return {.model = &model_,
-            .q = shape_.q,
-            .shard = {},
-            .seq_lens = View<const int32_t, 1>(reinterpret_cast<const int32_t*>(length_->data()), shape_.requests),
-            .block_table = View<const int32_t, 2>(table, shape_.requests, each),
-            .index_block_table = {},
-            .page = kIndexPage,
-            .stride_rows = kIndexPage,
-            .index = {cache_->data(), shape_.format, pages_, row_bytes(shape_.format)},
-            .index_query = View<const uint8_t, 3>(reinterpret_cast<const uint8_t*>(query_->data()), rows_, 32, kIndexDim),
-            .head_weights = View<const float, 2>(reinterpret_cast<const float*>(weight_->data()), rows_, 32),
-            .topk_tokens = View<int32_t, 2>(reinterpret_cast<int32_t*>(tokens_->data()), rows_, kMaxTopk),
-            .topk_rows = View<int32_t, 2>(reinterpret_cast<int32_t*>(physical_->data()), rows_, kMaxTopk),
-            .valid = View<int32_t, 1>(reinterpret_cast<int32_t*>(valid_->data()), rows_),
-            .candidates = {}};
+    return {
+        .model = &model_,
+        .q = shape_.q,
+        .shard = {},
+        .seq_lens = View<const int32_t, 1>(reinterpret_cast<const int32_t*>(length_->data()), shape_.requests),
+        .block_table = View<const int32_t, 2>(table, shape_.requests, each),
+        .index_block_table = {},
+        .page = kIndexPage,
+        .stride_rows = kIndexPage,
+        .index = {cache_->data(), shape_.format, pages_, row_bytes(shape_.format)},
+        .index_query = View<const uint8_t, 3>(reinterpret_cast<const uint8_t*>(query_->data()), rows_, 32, kIndexDim),
+        .head_weights = View<const float, 2>(reinterpret_cast<const float*>(weight_->data()), rows_, 32),
+        .topk_tokens = View<int32_t, 2>(reinterpret_cast<int32_t*>(tokens_->data()), rows_, kMaxTopk),
+        .topk_rows = View<int32_t, 2>(reinterpret_cast<int32_t*>(physical_->data()), rows_, kMaxTopk),
+        .valid = View<int32_t, 1>(reinterpret_cast<int32_t*>(valid_->data()), rows_),
+        .candidates = {}};
   }
   const ShapeKey& key() const { return key_; }
   std::span<std::byte> scratch() const { return {scratch_->data(), size_t(scratch_->bytes())}; }
   void clear_scratch() { cuda::check(cudaMemset(scratch_->data(), 0, size_t(scratch_->bytes())), "cudaMemset"); }
-  double floor_us() const { return 1e6 * double(shape_.requests) * shape_.context * row_bytes(shape_.format) / kBytesPerSecond; }
+  double floor_us() const {
+    return 1e6 * double(shape_.requests) * shape_.context * row_bytes(shape_.format) / kBytesPerSecond;
+  }
 
   /// Checks what the last run left, of the block table of `launch`.
   void check(int launch) {
@@ -118,10 +124,12 @@ class TimedCase {
       const int64_t n = keys_seen(shape_.context, shape_.q, row % shape_.q);
       const auto keys = fetch(View<const uint32_t, 1>(parts.keys + row * parts.key_pitch, n));
       const std::vector<int32_t> want = best_of_keys(keys, kMaxTopk);
-      const int32_t* table = tables_.data() + (int64_t(launch) * shape_.requests + row / shape_.q) * pages_of(shape_.context, kIndexPage);
+      const int32_t* table =
+          tables_.data() + (int64_t(launch) * shape_.requests + row / shape_.q) * pages_of(shape_.context, kIndexPage);
       for (int i = 0; i < kMaxTopk; ++i) {
         ASSERT_EQ(tokens[size_t(row * kMaxTopk + i)], want[size_t(i)]) << "[" << row << "][" << i << "]";
-        ASSERT_EQ(rows[size_t(row * kMaxTopk + i)], table[want[size_t(i)] / 64] * 64 + want[size_t(i)] % 64) << "[" << row << "][" << i << "]";
+        ASSERT_EQ(rows[size_t(row * kMaxTopk + i)], table[want[size_t(i)] / 64] * 64 + want[size_t(i)] % 64)
+            << "[" << row << "][" << i << "]";
       }
       check_scores(row, table, keys);
     }
@@ -154,7 +162,8 @@ class TimedCase {
       key.insert(key.end(), page + 64 * values + token % 64 * scales, page + 64 * values + (token % 64 + 1) * scales);
       one.keys = {key};
       const Score want = scores_of(one, 0)[0];
-      ASSERT_LE(std::abs(score_of_key(keys[size_t(token)]) - want.value), 1e-3 * want.size) << "row " << row << ", token " << token;
+      ASSERT_LE(std::abs(score_of_key(keys[size_t(token)]) - want.value), 1e-3 * want.size)
+          << "row " << row << ", token " << token;
     }
   }
 
@@ -186,7 +195,8 @@ double time_graph(int launches, Enqueue&& enqueue) {
   cuda::check(cudaEventCreate(&end), "cudaEventCreate");
   std::vector<float> times;
   for (int i = 0; i < 12; ++i) {
-    cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");  // keeps the device busy until the timed one is enqueued
+    cuda::check(cudaGraphLaunch(replay, stream),
+                "cudaGraphLaunch");  // keeps the device busy until the timed one is enqueued
     cuda::check(cudaEventRecord(begin, stream), "cudaEventRecord");
     cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
     cuda::check(cudaEventRecord(end, stream), "cudaEventRecord");
@@ -195,7 +205,8 @@ double time_graph(int launches, Enqueue&& enqueue) {
     cuda::check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
     if (i >= 2) times.push_back(ms * 1000 / float(launches));
   }
-  cudaEventDestroy(begin), cudaEventDestroy(end), cudaGraphExecDestroy(replay), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+  cudaEventDestroy(begin), cudaEventDestroy(end), cudaGraphExecDestroy(replay), cudaGraphDestroy(graph),
+      cudaStreamDestroy(stream);
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
 }
@@ -213,20 +224,23 @@ void time_shape(const TimedShape& shape) {
   const double whole = time_graph(timed.launches, [&](int i, Queue queue) { fused.run(timed.args(i), in(queue)); });
   timed.check(timed.launches - 1);
   const cuda::IndexerScratch parts(timed.scratch(), timed.args(0).index_query.extent(0));
-  const double scores =
-      time_graph(timed.launches, [&](int i, Queue queue) { cuda::enqueue_scores(timed.args(i), parts, true, in(queue)); });
+  const double scores = time_graph(
+      timed.launches, [&](int i, Queue queue) { cuda::enqueue_scores(timed.args(i), parts, true, in(queue)); });
   timed.clear_scratch();
-  printf("TIME %s requests %2d q %d context %7d: %8.2f us = scores %8.2f + select %6.2f; floor %7.2f, share %.2f (scores %.2f)\n",
-         shape.format == IndexFormat::kFp8 ? "fp8  " : "mxfp4", shape.requests, shape.q, shape.context, whole, scores, whole - scores,
-         timed.floor_us(), timed.floor_us() / whole, timed.floor_us() / scores);
+  printf(
+      "TIME %s requests %2d q %d context %7d: %8.2f us = scores %8.2f + select %6.2f; floor %7.2f, share %.2f (scores "
+      "%.2f)\n",
+      shape.format == IndexFormat::kFp8 ? "fp8  " : "mxfp4", shape.requests, shape.q, shape.context, whole, scores,
+      whole - scores, timed.floor_us(), timed.floor_us() / whole, timed.floor_us() / scores);
   fflush(stdout);
 }
 
 TEST(Timing, RealShapes) {
   for (const IndexFormat format : {IndexFormat::kFp8, IndexFormat::kMxfp4}) {
-    for (const TimedShape& shape : {TimedShape{format, 1, 1, 8192}, TimedShape{format, 1, 1, 131072}, TimedShape{format, 1, 1, 1 << 20},
-                                    TimedShape{format, 8, 1, 8192}, TimedShape{format, 8, 1, 131072}, TimedShape{format, 64, 1, 8192},
-                                    TimedShape{format, 64, 1, 131072}, TimedShape{format, 1, 4, 131072}, TimedShape{format, 16, 4, 131072}}) {
+    for (const TimedShape& shape :
+         {TimedShape{format, 1, 1, 8192}, TimedShape{format, 1, 1, 131072}, TimedShape{format, 1, 1, 1 << 20},
+          TimedShape{format, 8, 1, 8192}, TimedShape{format, 8, 1, 131072}, TimedShape{format, 64, 1, 8192},
+          TimedShape{format, 64, 1, 131072}, TimedShape{format, 1, 4, 131072}, TimedShape{format, 16, 4, 131072}}) {
       time_shape(shape);
     }
   }

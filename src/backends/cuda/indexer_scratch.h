@@ -1,5 +1,5 @@
-// Scratch of the indexer: the histograms, which are zero between runs, and the ordered keys of all scores. The histograms
-// lie first and have one size, so that shapes that share a scratch agree on them.
+// Scratch of the indexer: the histograms, which are zero between runs, and the ordered keys of all scores. The
+// histograms lie first and have one size, so that shapes that share a scratch agree on them.
 #pragma once
 
 #include <cstdint>

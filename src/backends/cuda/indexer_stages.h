@@ -1,5 +1,5 @@
-// The kernels of the indexer: scores, then either the exact selection by cluster (`fused`), or a plain exact top-k and a
-// conversion to rows (`stock`). Each enqueues and returns.
+// The kernels of the indexer: scores, then either the exact selection by cluster (`fused`), or a plain exact top-k and
+// a conversion to rows (`stock`). Each enqueues and returns.
 #pragma once
 
 #include "backends/cuda/indexer_scratch.h"

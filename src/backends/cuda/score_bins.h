@@ -1,7 +1,7 @@
-// The histogram of ordered score keys (format/score_key.h) that the score kernel keeps for the selection: a monotone map
-// from keys to bins, so that every key of a higher bin is larger. NaN has a bin of its own and so has zero, which many
-// tokens score exactly; scores of either sign have 32 bins an octave from 2^-20 to 2^12 and share the outermost bins
-// beyond. Where the bins lie decides how much work the selection has, never what it selects.
+// The histogram of ordered score keys (format/score_key.h) that the score kernel keeps for the selection: a monotone
+// map from keys to bins, so that every key of a higher bin is larger. NaN has a bin of its own and so has zero, which
+// many tokens score exactly; scores of either sign have 32 bins an octave from 2^-20 to 2^12 and share the outermost
+// bins beyond. Where the bins lie decides how much work the selection has, never what it selects.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ inline constexpr int kScoreBins = 2048;
 
 /// What tells the bins of a sign apart: the top bits of the magnitude, counted from 2^-20.
 struct ScoreBin {
-  static constexpr int kShift = 18;                            ///< 5 mantissa bits stay
+  static constexpr int kShift = 18;  ///< 5 mantissa bits stay
   static constexpr int32_t kFirst = (127 - 20) << (23 - kShift);
   static constexpr int kZero = kScoreBins / 2;
-  static constexpr int kLast = kZero - 1;                      ///< outermost bin of a sign, counted from zero
+  static constexpr int kLast = kZero - 1;  ///< outermost bin of a sign, counted from zero
 };
 
 DSACORE_HD constexpr int bin_of_key(uint32_t key) {
@@ -26,7 +26,7 @@ DSACORE_HD constexpr int bin_of_key(uint32_t key) {
   const uint32_t magnitude = (positive ? key : ~key) & 0x7FFFFFFFu;
   int32_t step = int32_t(magnitude >> ScoreBin::kShift) - ScoreBin::kFirst + 1;
   step = step < 1 ? 1 : step > ScoreBin::kLast ? ScoreBin::kLast : step;
-  if (magnitude == 0) step = 0;
+  if (key == 0x80000000u) step = 0;
   return positive ? ScoreBin::kZero + step : ScoreBin::kZero - step;
 }
 

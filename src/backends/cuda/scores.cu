@@ -1,33 +1,33 @@
 // Host side of the score kernel: which instance, how many stages, on how many SMs.
-#include "backends/cuda/scores.h"
-
 #include <algorithm>
 
 #include "backends/cuda/indexer_stages.h"
 #include "backends/cuda/launch.h"
+#include "backends/cuda/scores.h"
 #include "format/layouts.h"
 
 namespace dsacore::cuda {
 namespace {
 
-constexpr int kThreads = 544;
 // Two kernels of the chain fit an SM together where each takes at most this; a larger one has the SM to itself.
 constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;
 constexpr int kEnoughStages = 6;
 
 struct Choice {
-  ScoresKernel kernel;
+  ScoresInstance instance;
   int stages, shared_bytes;
 };
 
 Choice choose(IndexFormat format, int heads, int q, bool histogram) {
-  const int width = score_width(heads), tile_heads = score_passes(heads) * width;
+  const int tile_heads = score_passes(heads) * score_width(heads);
   const int page_bytes = kIndexPage * row_bytes(format);
   const int rest = ScoresShared(q, tile_heads, page_bytes, 0, histogram).total;
-  const auto stages_in = [&](int bytes) { return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages); };
+  const auto stages_in = [&](int bytes) {
+    return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages);
+  };
   int stages = stages_in(kSharedOfTwo);
   if (stages < kEnoughStages) stages = std::min(8, stages_in(kSharedOfOne));
-  return {format == IndexFormat::kFp8 ? scores_kernel_fp8(width) : scores_kernel_mxfp4(width), stages,
+  return {format == IndexFormat::kFp8 ? scores_fp8(heads, q) : scores_mxfp4(heads, q), stages,
           ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
 }
 
@@ -41,11 +41,13 @@ unsigned multiprocessors() {
 }  // namespace
 
 void prepare_scores(const ShapeKey& shape) {
-  // The most that any instance with this many heads takes, so that the order in which shapes are prepared does not matter.
-  allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true).kernel, kSharedOfOne);
+  // The most that any instance with this many heads takes, so that the order in which shapes are prepared does not
+  // matter.
+  allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true).instance.kernel, kSharedOfOne);
 }
 
-void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool histogram, const Workspace& workspace) {
+void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool histogram,
+                    const Workspace& workspace) {
   const int heads = args.model->sizes.index_heads;
   const Choice choice = choose(args.index.format, heads, args.q, histogram);
   const ScoresParameters parameters{.seq_lens = args.seq_lens,
@@ -64,9 +66,11 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
                                     .keys = scratch.keys,
                                     .key_pitch = scratch.key_pitch,
                                     .histograms = histogram ? scratch.histograms : nullptr,
-                                    .passes = score_passes(heads),
                                     .stages = choice.stages};
-  launch(choice.kernel, {.grid = multiprocessors(), .block = kThreads, .shared_bytes = size_t(choice.shared_bytes)},
+  launch(choice.instance.kernel,
+         {.grid = multiprocessors(),
+          .block = unsigned(choice.instance.threads),
+          .shared_bytes = size_t(choice.shared_bytes)},
          workspace, parameters);
 }
 

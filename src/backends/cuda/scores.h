@@ -5,10 +5,13 @@
 
 namespace dsacore::cuda {
 
-using ScoresKernel = void (*)(ScoresParameters);
+struct ScoresInstance {
+  void (*kernel)(ScoresParameters);
+  int threads;
+};
 
-/// The kernel for products of `width` heads: 8, 16, 24 or 32.
-ScoresKernel scores_kernel_fp8(int width);
-ScoresKernel scores_kernel_mxfp4(int width);
+/// The instance for `heads` index heads and q rows a request.
+ScoresInstance scores_fp8(int heads, int q);
+ScoresInstance scores_mxfp4(int heads, int q);
 
 }  // namespace dsacore::cuda

@@ -1,28 +1,36 @@
 // Step 9: scores of all keys that a row has to choose among, as ordered keys, and a histogram of them.
 //
-// The work is pages of 64 keys, each read once for all q rows of its request. All pages of all requests are dealt evenly, in order,
-// over one CTA an SM. A producer warp keeps a ring of whole pages in flight by bulk copies; four warpgroups take them in
-// turn: keys from registers (A, 64 rows), heads from shared memory (B), then relu, weights and the sum over heads in registers. A score
-// depends on its key, query and weights alone: which CTA or warpgroup computes it, and in what page, changes no operation.
+// The work is pages of 64 keys, each read once for all q rows of its request. All pages of all requests are dealt
+// evenly, in order, over one CTA an SM. A producer warp keeps a ring of whole pages in flight by bulk copies; four
+// warpgroups take them in turn: keys from registers (A, 64 rows), heads from shared memory (B), then relu, weights and
+// the sum over heads in registers. A score depends on its key, query and weights alone: which CTA or warpgroup computes
+// it, and in what page, changes no operation.
 //
-// Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q rows the
-// products take 64 q clk, and relu and weights about 60 q (fp8) or 110 q (mxfp4, four sums a page). So fp8 is bound by DRAM up to
-// q = 7, mxfp4 up to q = 1 or 2; above that by instruction issue.
+// Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
+// rows the products take 64 q clk, and relu and weights about 60 q (fp8) or 110 q (mxfp4, four sums a page). So fp8 is
+// bound by DRAM up to q = 7, mxfp4 up to q = 1 or 2; above that by instruction issue.
 #pragma once
 
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
 #include "backends/cuda/score_bins.h"
-#include "backends/cuda/scores_keys.cuh"
 #include "backends/cuda/scores.h"
+#include "backends/cuda/scores_keys.cuh"
 #include "format/paging.h"
 #include "format/score_key.h"
 
 namespace dsacore::cuda {
 
-inline constexpr int kMathGroups = 4;
-inline constexpr int kMathThreads = kMathGroups * 128;
-inline constexpr int kScoreThreads = kMathThreads + 32;
+/// What an instance computes at a time and with how many threads: N heads a product, `Passes` products a row, `Rows`
+/// rows.
+template <class Keys, int N, int Passes, int Rows, int Groups>
+struct ScoresTile {
+  static constexpr int kWidth = N, kPasses = Passes, kRows = Rows, kGroups = Groups;
+  static constexpr int kHeads = N * Passes;
+  static constexpr int kTiles = Rows * Passes < Keys::kTilesAtOnce ? Rows * Passes : Keys::kTilesAtOnce;
+  static constexpr int kMathThreads = Groups * 128;
+  static constexpr int kThreads = kMathThreads + 32;
+};
 
 /// A place in the ring of pages, and the parity of its barriers there.
 struct RingPlace {
@@ -39,7 +47,10 @@ struct RingPlace {
 };
 
 /// Among the math warpgroups.
-__device__ __forceinline__ void math_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(kMathThreads) : "memory"); }
+template <class Tile>
+__device__ __forceinline__ void math_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kMathThreads) : "memory");
+}
 
 /// relu, with NaN kept.
 __device__ __forceinline__ float relu(float x) {
@@ -48,38 +59,30 @@ __device__ __forceinline__ float relu(float x) {
   return r;
 }
 
-__device__ __forceinline__ int64_t length_of(const ScoresParameters& p, int request) {
+__device__ __forceinline__ int length_of(const ScoresParameters& p, int request) {
   const int length = __ldcg(&p.seq_lens(request));
   return length < 0 ? 0 : length < p.context ? length : p.context;
 }
 
-/// Pages to score of all requests, as a running sum `first_unit` [requests + 1]. By one warp. Requests of which no row sees more than
-/// topk tokens have none.
-__device__ inline void count_units(const ScoresParameters& p, int* first_unit) {
-  constexpr int kMost = kMaxRows / 32;
-  const int lane = int(threadIdx.x) % 32, each = (p.requests + 31) / 32;
-  int units[kMost], sum = 0;
-  for (int i = 0; i < kMost; ++i) {
-    const int request = lane * each + i;
-    units[i] = 0;
-    if (i < each && request < p.requests) {
-      const int64_t n = length_of(p, request);
-      units[i] = n > p.topk ? int(pages_of(n, kIndexPage)) : 0;
-    }
-    sum += units[i];
+/// Pages to score of all requests, as a running sum `first_unit` [requests + 1]. By all threads, of which the first
+/// kMaxRows have a request each. Requests of which no row sees more than topk tokens have none.
+__device__ inline void count_units(const ScoresParameters& p, int* first_unit, int* totals) {
+  const int request = int(threadIdx.x), lane = request % 32, warp = request / 32;
+  int units = 0;
+  if (request < p.requests) {
+    const int n = length_of(p, request);
+    if (n > p.topk) units = int(pages_of(n, kIndexPage));
   }
-  int before = sum;
   for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, before, distance);
-    if (lane >= distance) before += other;
+    const int other = __shfl_up_sync(~0u, units, distance);
+    if (lane >= distance) units += other;
   }
-  if (lane == 31) first_unit[p.requests] = before;
-  before -= sum;
-  for (int i = 0; i < kMost; ++i) {
-    const int request = lane * each + i;
-    if (i < each && request < p.requests) first_unit[request] = before;
-    before += units[i];
-  }
+  if (lane == 31 && warp < kMaxRows / 32) totals[warp] = units;
+  __syncthreads();
+  units += __reduce_add_sync(~0u, lane < min(warp, kMaxRows / 32) ? totals[lane] : 0);
+  if (request < p.requests) first_unit[request + 1] = units;
+  if (request == 0) first_unit[0] = 0;
+  __syncthreads();
 }
 
 /// The units of this CTA.
@@ -115,11 +118,10 @@ __device__ inline int32_t page_of(const ScoresParameters& p, const int* first_un
   return index_place(&entry, nullptr, p.page, LocalId(token % p.page)).page.value();
 }
 
-/// Asks for the first pages of this CTA in L2, by what lengths and tables hold before the wait. They may be old: only time is lost.
+/// Asks for the first pages of this CTA in L2, by what lengths and tables hold before the wait. They may be old: only
+/// time is lost.
 template <class Keys>
-__device__ inline void prefetch_pages(const ScoresParameters& p, int* first_unit) {
-  count_units(p, first_unit);
-  __syncwarp();
+__device__ inline void prefetch_pages(const ScoresParameters& p, const int* first_unit) {
   const Share share(first_unit, p.requests);
   const int unit = share.begin + int(threadIdx.x) % 32;
   if (unit >= share.end || unit - share.begin >= p.stages) return;
@@ -133,7 +135,6 @@ __device__ inline void prefetch_pages(const ScoresParameters& p, int* first_unit
 template <class Keys>
 struct ScoresTools {
   const ScoresParameters& p;
-  int tile_heads;
   std::byte* query;
   uint32_t* histograms;
   std::byte* pages;
@@ -141,7 +142,7 @@ struct ScoresTools {
   int* first_unit;
   uint32_t query_address, barriers;
 
-  __device__ ScoresTools(const ScoresParameters& parameters, int width, std::byte* shared) : p(parameters), tile_heads(p.passes * width) {
+  __device__ ScoresTools(const ScoresParameters& parameters, int tile_heads, std::byte* shared) : p(parameters) {
     const ScoresShared at(p.q, tile_heads, Keys::Layout::kPageBytes, p.stages, p.histograms != nullptr);
     query = shared;
     histograms = reinterpret_cast<uint32_t*>(shared + at.histograms);
@@ -162,10 +163,12 @@ __device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& s
   constexpr int kBytes = Keys::Layout::kPageBytes;
   const uint32_t ring = fixed_shared_address(tools.pages);
   RingPlace place{0};
+#pragma unroll 1
   for (int begin = share.begin; begin < share.end; begin += 32) {
     const int unit = begin + int(threadIdx.x) % 32;
     const int32_t page = unit < share.end ? page_of(p, tools.first_unit, unit) : 0;
     const int count = min(32, share.end - begin);
+#pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const std::byte* from = p.cache + int64_t(__shfl_sync(~0u, page, i)) * kBytes;
       if (elect_one()) {
@@ -179,13 +182,14 @@ __device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& s
 }
 
 /// Puts the index queries of a request's rows into the B operand, and their weights beside them; padding is zero.
-template <class Keys>
+template <class Keys, class Tile>
 __device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
   const ScoresParameters& p = tools.p;
   constexpr int kEighths = kIndexDim / 8;
-  for (int i = int(threadIdx.x); i < p.q * tools.tile_heads * kEighths; i += kMathThreads) {
+#pragma unroll 4
+  for (int i = int(threadIdx.x); i < p.q * Tile::kHeads * kEighths; i += Tile::kMathThreads) {
     const int eighth = i % kEighths, line = i / kEighths;
-    const int head = line % tools.tile_heads, row = request * p.q + line / tools.tile_heads;
+    const int head = line % Tile::kHeads, row = request * p.q + line / Tile::kHeads;
     uint2 bytes = {0, 0};
     if (head < p.heads) bytes = __ldcg(reinterpret_cast<const uint2*>(p.query.row(row, head) + 8 * eighth));
     const QueryPart part = Keys::place_query(eighth, bytes);
@@ -193,20 +197,31 @@ __device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
     *reinterpret_cast<uint32_t*>(to + ((2 * part.step) ^ (line % 8)) * 16) = part.first;
     *reinterpret_cast<uint32_t*>(to + ((2 * part.step + 1) ^ (line % 8)) * 16) = part.second;
   }
-  for (int i = int(threadIdx.x); i < p.q * tools.tile_heads; i += kMathThreads) {
-    const int head = i % tools.tile_heads, row = request * p.q + i / tools.tile_heads;
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < p.q * Tile::kHeads; i += Tile::kMathThreads) {
+    const int head = i % Tile::kHeads, row = request * p.q + i / Tile::kHeads;
     tools.weights[i] = head < p.heads ? __ldcg(p.weights.row(row) + head) : 0.0f;
   }
   fence_async_proxy();
 }
 
+template <class Keys, class Tile>
+__device__ inline void clear_histograms(const ScoresTools<Keys>& tools) {
+  if (tools.p.histograms == nullptr || threadIdx.x >= Tile::kMathThreads) return;
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < tools.p.q * kScoreBins / 4; i += Tile::kMathThreads) {
+    reinterpret_cast<uint4*>(tools.histograms)[i] = {0, 0, 0, 0};
+  }
+}
+
 /// Adds the histograms of a request's rows to those in memory, and clears them.
-template <class Keys>
+template <class Keys, class Tile>
 __device__ inline void merge_histograms(const ScoresTools<Keys>& tools, int request) {
   const ScoresParameters& p = tools.p;
   if (p.histograms == nullptr) return;
   uint32_t* to = p.histograms + int64_t(request) * p.q * kScoreBins;
-  for (int i = int(threadIdx.x); i < p.q * kScoreBins; i += kMathThreads) {
+#pragma unroll 4
+  for (int i = int(threadIdx.x); i < p.q * kScoreBins; i += Tile::kMathThreads) {
     const uint32_t count = tools.histograms[i];
     if (count == 0) continue;
     atomicAdd(to + i, count);
@@ -214,49 +229,62 @@ __device__ inline void merge_histograms(const ScoresTools<Keys>& tools, int requ
   }
 }
 
-/// sum_h w_h * relu(query_h . key) of one row for the thread's key, from N heads a pass.
-template <class Keys, int N>
-__device__ __forceinline__ float weighted_sum(const ScoresTools<Keys>& tools, const Keys& keys, int row, const KeyPlace& place) {
-  float sum[2] = {0, 0};
-  for (int pass = 0; pass < tools.p.passes; ++pass) {
-    const int line = row * tools.tile_heads + pass * N;
-    const uint64_t tile = swizzled_tile(tools.query_address + uint32_t(line * kIndexDim));
-    float dots[N / 2];
-    keys.template multiply<N>(tile, dots);
-    const float* weights = tools.weights + line + 2 * place.quarter;
-    for (int j = 0; j < N / 8; ++j) {
-      const float2 weight = *reinterpret_cast<const float2*>(weights + 8 * j);
-      for (int half = 0; half < 2; ++half) {
-        sum[half] = fmaf(weight.x, relu(dots[4 * j + 2 * half]), sum[half]);
-        sum[half] = fmaf(weight.y, relu(dots[4 * j + 2 * half + 1]), sum[half]);
-      }
+/// Adds w_h * relu(query_h . key) of a tile's heads to the sums of the thread's two keys.
+template <int N>
+__device__ __forceinline__ void add_heads(const float (&dots)[N / 2], const float* weights, float (&sums)[2]) {
+  for (int j = 0; j < N / 8; ++j) {
+    const float2 weight = *reinterpret_cast<const float2*>(weights + 8 * j);
+    for (int half = 0; half < 2; ++half) {
+      sums[half] = fmaf(weight.x, relu(dots[4 * j + 2 * half]), sums[half]);
+      sums[half] = fmaf(weight.y, relu(dots[4 * j + 2 * half + 1]), sums[half]);
     }
   }
-  // Four lanes hold a quarter of the heads each, of two keys; odd lanes go on with the second key.
-  const bool odd = place.quarter & 1;
-  const float other = __shfl_xor_sync(~0u, odd ? sum[0] : sum[1], 1);
-  const float pair = (odd ? sum[1] : sum[0]) + other;
+}
+
+/// The sum over four lanes, each of which has a quarter of the heads of two keys; odd lanes get that of the second key.
+__device__ __forceinline__ float add_quarters(const float (&sums)[2], const KeyPlace& place) {
+  const bool odd = (place.quarter & 1) != 0;
+  const float pair = (odd ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, odd ? sums[0] : sums[1], 1);
   return pair + __shfl_xor_sync(~0u, pair, 2);
 }
 
-/// Scores one page, `first_token` on, for the rows of its request that need it.
-template <class Keys, int N>
-__device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const Keys& keys, const KeyPlace& place, int request,
-                                           int64_t length, int first_token) {
+/// A request's rows as a math thread sees them.
+struct RowsOfRequest {
+  int first;       ///< that needs scores
+  int first_seen;  ///< tokens that row 0 sees
+  uint32_t* keys;  ///< of row 0
+};
+
+/// Scores a page for the rows of its request; `token` is the thread's.
+template <class Keys, class Tile>
+__device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const Keys& keys, const KeyPlace& place,
+                                           const RowsOfRequest& rows, int token) {
+  constexpr int kRows = Tile::kRows, kPasses = Tile::kPasses, kWidth = Tile::kWidth;
   const ScoresParameters& p = tools.p;
-  const int token = first_token + place.scored();
-  for (int j = 0; j < p.q; ++j) {
-    const int64_t n = keys_seen(length, p.q, j);
-    if (n <= p.topk) continue;
-    const uint32_t key = score_key(keys.score(weighted_sum<Keys, N>(tools, keys, j, place)));
-    if (place.quarter >= 2 || token >= n) continue;
-    p.keys[(int64_t(request) * p.q + j) * p.key_pitch + token] = key;
-    if (p.histograms != nullptr) atomicAdd(tools.histograms + j * kScoreBins + bin_of_key(key), 1u);
+#pragma unroll 1
+  for (int row = rows.first; row < p.q; row += kRows) {
+    const uint32_t tiles = tools.query_address + uint32_t(row * Tile::kHeads * kIndexDim);
+    const float* weights = tools.weights + row * Tile::kHeads + 2 * place.quarter;
+    float sums[kRows][2] = {};
+    for (int tile = 0; tile < kRows * kPasses; tile += Tile::kTiles) {
+      float dots[Tile::kTiles][kWidth / 2];
+      keys.template multiply<kWidth, Tile::kTiles>(tiles + uint32_t(tile * kWidth * kIndexDim), dots);
+      for (int i = 0; i < Tile::kTiles; ++i) {
+        add_heads<kWidth>(dots[i], weights + (tile + i) * kWidth, sums[(tile + i) / kPasses]);
+      }
+    }
+    for (int i = 0; i < kRows; ++i) {
+      const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
+      const int j = row + i;
+      if (place.quarter >= 2 || token >= rows.first_seen + j || j >= p.q) continue;
+      rows.keys[j * p.key_pitch + token] = key;
+      if (p.histograms != nullptr) atomicAdd(tools.histograms + j * kScoreBins + bin_of_key(key), 1u);
+    }
   }
 }
 
-/// A math warpgroup: every fourth page of the CTA's share.
-template <class Keys, int N>
+/// A math warpgroup: takes the CTA's pages in turn with the others.
+template <class Keys, class Tile>
 __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& share) {
   const ScoresParameters& p = tools.p;
   const int group = int(threadIdx.x) / 128;
@@ -264,67 +292,65 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
   RingPlace ring{group};
   int request = request_of(tools.first_unit, p.requests, share.begin);
   int unit = share.begin + group;
+#pragma unroll 1
   for (int begin = share.begin; begin < share.end;) {
     while (tools.first_unit[request + 1] <= begin) ++request;
     const int end = min(share.end, tools.first_unit[request + 1]);
-    const int64_t length = length_of(p, request);
-    load_query(tools, request);
-    math_barrier();
-    for (; unit < end; unit += kMathGroups) {
+    const int length = length_of(p, request);
+    const RowsOfRequest rows{max(0, p.topk + p.q - length), length - (p.q - 1),
+                             p.keys + int64_t(request) * p.q * p.key_pitch};
+    load_query<Keys, Tile>(tools, request);
+    math_barrier<Tile>();
+    const int first_token = place.scored() - tools.first_unit[request] * kIndexPage;
+#pragma unroll 1
+    for (; unit < end; unit += Tile::kGroups) {
       tools.full(ring.stage).wait(ring.parity);
       Keys keys;
       keys.load(tools.pages + ring.stage * Keys::Layout::kPageBytes, place);
       __syncwarp();
       if (threadIdx.x % 32 == 0) tools.empty(ring.stage).arrive();
-      ring.advance(kMathGroups, p.stages);
-      score_page<Keys, N>(tools, keys, place, request, length, (unit - tools.first_unit[request]) * kIndexPage);
+      ring.advance(Tile::kGroups, p.stages);
+      score_page<Keys, Tile>(tools, keys, place, rows, first_token + unit * kIndexPage);
     }
-    math_barrier();
-    merge_histograms(tools, request);
+    math_barrier<Tile>();
+    merge_histograms<Keys, Tile>(tools, request);
     begin = end;
   }
 }
 
-template <class Keys, int N>
-__global__ void __launch_bounds__(kScoreThreads, 1) scores_kernel(const __grid_constant__ ScoresParameters p) {
+template <class Keys, class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_constant__ ScoresParameters p) {
   extern __shared__ __align__(1024) std::byte shared[];
-  const ScoresTools<Keys> tools(p, N, shared);
-  const bool produces = threadIdx.x >= kMathThreads;
-  if (produces) {
-    if (elect_one()) {
-      for (int stage = 0; stage < p.stages; ++stage) {
-        tools.full(stage).init(1);
-        tools.empty(stage).init(4);
-      }
-      publish_barriers();
+  __shared__ int totals[kMaxRows / 32];
+  const ScoresTools<Keys> tools(p, Tile::kHeads, shared);
+  const bool produces = threadIdx.x >= Tile::kMathThreads;
+  if (produces && elect_one()) {
+#pragma unroll 1
+    for (int stage = 0; stage < p.stages; ++stage) {
+      tools.full(stage).init(1);
+      tools.empty(stage).init(4);
     }
-    __syncwarp();
-    prefetch_pages<Keys>(p, tools.first_unit);
-  } else if (p.histograms != nullptr) {
-    for (int i = int(threadIdx.x); i < p.q * kScoreBins; i += kMathThreads) tools.histograms[i] = 0;
+    publish_barriers();
   }
+  clear_histograms<Keys, Tile>(tools);
+  count_units(p, tools.first_unit, totals);
+  if (produces) prefetch_pages<Keys>(p, tools.first_unit);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  if (produces) count_units(p, tools.first_unit);
-  __syncthreads();
+  count_units(p, tools.first_unit, totals);
   const Share share(tools.first_unit, p.requests);
   if (share.begin >= share.end) return;
   if (produces) {
     copy_pages(tools, share);
   } else {
-    score_pages<Keys, N>(tools, share);
+    score_pages<Keys, Tile>(tools, share);
   }
 }
 
-/// The kernel for products of `width` heads: 8, 16, 24 or 32.
-template <class Keys>
-ScoresKernel scores_kernel_of(int width) {
-  switch (width) {
-    case 8: return scores_kernel<Keys, 8>;
-    case 16: return scores_kernel<Keys, 16>;
-    case 24: return scores_kernel<Keys, 24>;
-    default: return scores_kernel<Keys, 32>;
-  }
+template <class Keys, int N, int Passes, int Rows, int Groups>
+constexpr ScoresInstance scores_instance() {
+  using Tile = ScoresTile<Keys, N, Passes, Rows, Groups>;
+  return {scores_kernel<Keys, Tile>, Tile::kThreads};
 }
 
 }  // namespace dsacore::cuda

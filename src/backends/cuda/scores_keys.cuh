@@ -1,7 +1,8 @@
 // How the keys of a page become the A operand of a warpgroup's products, one struct a format. The page lies in shared
-// memory as in the cache. A thread holds its part of two keys, row r and row r + 8 of its warp's 16, in registers, so the
-// page needs no swizzle and can be given back before it is multiplied. The order of the 128 dimensions inside a product is free: it is
-// chosen so that a thread's bytes lie together, and `place_query` puts the query's into the same order.
+// memory as in the cache. A thread holds its part of two keys, row r and row r + 8 of its warp's 16, in registers, so
+// the page needs no swizzle and can be given back before it is multiplied. The order of the 128 dimensions inside a
+// product is free: it is chosen so that a thread's bytes lie together, and `place_query` puts the query's into the same
+// order.
 #pragma once
 
 #include "backends/cuda/ptx/mma.cuh"
@@ -23,16 +24,20 @@ struct KeyPlace {
   __device__ int scored() const { return row + 8 * (quarter & 1); }
 };
 
-/// Two words of a query's 8 bytes, and the k-step and quarter that they belong to. They are words 8 * step + quarter and
-/// 4 after that of the query's line in the B operand.
+/// Two words of a query's 8 bytes, and the k-step and quarter that they belong to. They are words 8 * step + quarter
+/// and 4 after that of the query's line in the B operand.
 struct QueryPart {
   int step, quarter;
   uint32_t first, second;
 };
 
+/// Descriptor of a query tile at an address below 256 KB; its high half is the same for all.
+__device__ __forceinline__ uint64_t query_tile(uint32_t address) { return swizzled_tile(0) + (address >> 4); }
+
 /// e4m3 keys with one FP32 scale: 128 bytes are one sum. A thread's dimensions are bytes 32 * quarter ... + 31.
 struct Fp8Keys {
   using Layout = IndexFp8;
+  static constexpr int kTilesAtOnce = 2;
 
   uint32_t fragments[kSteps][4];
   float scale;
@@ -49,12 +54,15 @@ struct Fp8Keys {
     }
     scale = *reinterpret_cast<const float*>(page + Layout::scale_at(place.scored()));
   }
-  /// Products with the N heads of a tile of the B operand.
-  template <int N>
-  __device__ __forceinline__ void multiply(uint64_t tile, float (&dots)[N / 2]) const {
+  /// Products with the N heads of each of `Tiles` tiles of the B operand, one after the other in shared memory.
+  template <int N, int Tiles>
+  __device__ __forceinline__ void multiply(uint32_t tiles, float (&dots)[Tiles][N / 2]) const {
     wgmma_fence();
-    for (int step = 0; step < kSteps; ++step) {
-      WgmmaShape<Operands::kE4m3, N>::registers(dots, fragments[step], tile + uint64_t(2 * step), step > 0);
+    for (int tile = 0; tile < Tiles; ++tile) {
+      for (int step = 0; step < kSteps; ++step) {
+        WgmmaShape<Operands::kE4m3, N>::registers(
+            dots[tile], fragments[step], query_tile(tiles + uint32_t(tile * N * kIndexDim + 32 * step)), step > 0);
+      }
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -66,11 +74,12 @@ struct Fp8Keys {
   }
 };
 
-/// e2m1 keys with a power of two for every 32 dimensions: a k-step is a block, summed alone and multiplied by its scale in FP32, so
-/// that scales of any distance are exact. A thread's dimensions in each block are 8 * quarter ... + 7: the even ones, then
-/// the odd ones.
+/// e2m1 keys with a power of two for every 32 dimensions: a k-step is a block, summed alone and multiplied by its scale
+/// in FP32, so that scales of any distance are exact. A thread's dimensions in each block are 8 * quarter ... + 7: the
+/// even ones, then the odd ones.
 struct Mxfp4Keys {
   using Layout = IndexMxfp4;
+  static constexpr int kTilesAtOnce = 1;
   static_assert(Layout::kBlocks == kSteps);
 
   uint32_t fragments[kSteps][4];
@@ -90,8 +99,9 @@ struct Mxfp4Keys {
     }
   }
   /// Products with the N heads of a tile of the B operand: one block is multiplied while another is scaled.
-  template <int N>
-  __device__ __forceinline__ void multiply(uint64_t tile, float (&dots)[N / 2]) const {
+  template <int N, int Tiles>
+  __device__ __forceinline__ void multiply(uint32_t tile, float (&dots)[Tiles][N / 2]) const {
+    static_assert(Tiles == 1);
     float sums[2][N / 2];
     multiply_block<N>(tile, 0, sums[0]);
     multiply_block<N>(tile, 1, sums[1]);
@@ -103,7 +113,7 @@ struct Mxfp4Keys {
       }
       for (int i = 0; i < N / 2; ++i) {
         const float scale = scales[i / 2 % 2][step];
-        dots[i] = step == 0 ? sums[0][i] * scale : fmaf(sums[step % 2][i], scale, dots[i]);
+        dots[0][i] = step == 0 ? sums[0][i] * scale : fmaf(sums[step % 2][i], scale, dots[0][i]);
       }
       if (step + 2 < kSteps) multiply_block<N>(tile, step + 2, sums[step % 2]);
     }
@@ -117,9 +127,9 @@ struct Mxfp4Keys {
 
  private:
   template <int N>
-  __device__ __forceinline__ void multiply_block(uint64_t tile, int step, float (&sums)[N / 2]) const {
+  __device__ __forceinline__ void multiply_block(uint32_t tile, int step, float (&sums)[N / 2]) const {
     wgmma_fence();
-    WgmmaShape<Operands::kE4m3, N>::registers(sums, fragments[step], tile + uint64_t(2 * step), 0);
+    WgmmaShape<Operands::kE4m3, N>::registers(sums, fragments[step], query_tile(tile + uint32_t(32 * step)), 0);
     wgmma_commit();
   }
 };

@@ -21,11 +21,11 @@ struct ScoresParameters {
   uint32_t* keys;        ///< out [rows, key_pitch]
   int64_t key_pitch;     ///< elements
   uint32_t* histograms;  ///< added to [rows, kScoreBins]; null: none is kept
-  int passes;            ///< products a row: its heads in `passes` parts of N
   int stages;            ///< of the ring of pages
 };
 
-/// Heads of one product: the heads in one part, or in two where they are more than 32, padded to a multiple of 8.
+/// Heads of one product: the heads in one part, or in two where they are more than 32 (or, then, 24), padded to a
+/// multiple of 8.
 constexpr int score_passes(int heads) { return heads > 32 ? 2 : 1; }
 constexpr int score_width(int heads) {
   const int part = (heads + score_passes(heads) - 1) / score_passes(heads);

@@ -1,14 +1,16 @@
 // Step 10: the exact best topk of a row's scores, ascending by token id, as token ids and physical rows.
 //
-// A cluster of up to 16 CTAs has a row; each CTA has a range of its tokens. The histogram of the score kernel names the bin in which the
-// topk-th largest key lies; one pass over the keys marks those above the bin and those in it as bits, a bit a token, and collects
-// the keys in it; the CTAs exchange these, and each finds the exact threshold by radix passes over them. Bits in the order of
-// tokens then give every selected token its place, and of tokens at the threshold those with the smaller ids. Where a CTA has more keys in the bin than it can
-// collect, the radix passes go over all keys in memory instead: slower, never wrong. Nothing depends on the order of execution.
+// A cluster of up to 16 CTAs has a row; each CTA has a range of its tokens. The histogram of the score kernel names the
+// bin in which the topk-th largest key lies; one pass over the keys marks those above the bin and those in it as bits,
+// a bit a token, and collects the keys in it; the CTAs exchange these, and each finds the exact threshold by radix
+// passes over them. Bits in the order of tokens then give every selected token its place, and of tokens at the
+// threshold those with the smaller ids. Where a CTA has more keys in the bin than it can collect, the radix passes go
+// over all keys in memory instead: slower, never wrong. Nothing depends on the order of execution.
 //
-// Bounds: 4 bytes a key from L2 (128K tokens over 16 SMs: 0.3 us; 1M: 2.2 us), else latency: two loads, two or three block-wide
-// scans a radix pass (about 0.2 us each), one cluster barrier (0.2 us).
+// Bounds: 4 bytes a key from L2 (128K tokens over 16 SMs: 0.3 us; 1M: 2.2 us), else latency: two loads, two or three
+// block-wide scans a radix pass (about 0.2 us each), one cluster barrier (0.2 us).
 #include <algorithm>
+#include <bit>
 
 #include "backends/cuda/indexer_stages.h"
 #include "backends/cuda/launch.h"
@@ -20,16 +22,15 @@
 namespace dsacore::cuda {
 namespace {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kBatchWords = 16;                    ///< words of bits, of 32 tokens each, that a warp makes at a time
-constexpr int kBatch = 32 * kBatchWords;           ///< tokens
+constexpr int kThreadBits = 9, kThreads = 1 << kThreadBits, kWarps = kThreads / 32;
+constexpr int kBatchWords = 16;           ///< words of bits, of 32 tokens each, that a warp makes at a time
+constexpr int kBatch = 32 * kBatchWords;  ///< tokens
 constexpr int kMaxCluster = 16;
-constexpr int kTokensEach = 12 * 1024;              ///< of a CTA, from which on another one helps
-constexpr int kCollected = 8192;                   ///< keys that all CTAs of a cluster can collect
-constexpr int kMostOfOne = 4096;                   ///< and one CTA
-constexpr int kMostTokens = 128 * 1024;            ///< of one CTA
-constexpr int kBinsOfThread = kScoreBins / kThreads;
-static_assert(kBinsOfThread == 4);
+constexpr int kTokensEach = 12 * 1024;   ///< of a CTA, from which on another one helps
+constexpr int kCollected = 8192;         ///< keys that all CTAs of a cluster can collect
+constexpr int kMostOfOne = 4096;         ///< and one CTA
+constexpr int kMostTokens = 128 * 1024;  ///< of one CTA
+static_assert(kScoreBins == 4 * kThreads);
 
 struct SelectParameters {
   View<const int32_t, 1> seq_lens;
@@ -42,7 +43,8 @@ struct SelectParameters {
   int64_t key_pitch;
   View<int32_t, 2> topk_tokens, topk_rows;
   View<int32_t, 1> valid;
-  int cluster;
+  int cluster, cluster_bits;  ///< CTAs of a row, a power of two
+
   int words;  ///< of bits that a CTA has room for
 };
 
@@ -78,12 +80,12 @@ DSACORE_HD constexpr int collected_of_one(int cluster) {
 
 /// What the threads of a CTA share besides.
 struct Board {
-  int totals[2][kWarps];                 ///< of warps, for scans over the CTA
+  int totals[3][kWarps];  ///< of warps, for three sums over the CTA
   int found_bin, found_above, found_count;
-  Counts own;                            ///< of this CTA
-  int collected;                         ///< keys that this CTA met while it collected
-  Counts sent[2][kMaxCluster];           ///< of every CTA, in two exchanges
-  Counts refined[kMaxCluster];           ///< collected keys of every CTA from the new `high` on, and in the new range
+  Counts own;                   ///< of this CTA
+  int collected;                ///< keys that this CTA met while it collected
+  Counts sent[2][kMaxCluster];  ///< of every CTA, in two exchanges
+  Counts refined[kMaxCluster];  ///< collected keys of every CTA from the new `high` on, and in the new range
 };
 
 /// A CTA's part of a row.
@@ -92,14 +94,17 @@ struct Part {
   Board& board;
   uint32_t *bins, *collected, *places, *above, *inside;
   int32_t* list;
-  int64_t row;
-  int rank, limit;        ///< in the cluster; keys that it can collect
-  const uint32_t* keys;   ///< of the row
-  int begin, count;       ///< its tokens
-  int words;
+  int row;
+  int rank, limit;       ///< in the cluster; keys that it can collect
+  const uint32_t* keys;  ///< its first
+  int begin, count;      ///< its tokens
 
   __device__ Part(const SelectParameters& parameters, Board& shared_board, std::byte* shared, int n)
-      : p(parameters), board(shared_board), row(blockIdx.x / p.cluster), rank(int(blockIdx.x) % p.cluster), limit(collected_of_one(p.cluster)) {
+      : p(parameters),
+        board(shared_board),
+        row(int(blockIdx.x) >> p.cluster_bits),
+        rank(int(blockIdx.x) & (p.cluster - 1)),
+        limit(kCollected >> p.cluster_bits < kMostOfOne ? kCollected >> p.cluster_bits : kMostOfOne) {
     const SelectShared at(limit, p.words);
     bins = reinterpret_cast<uint32_t*>(shared + at.bins);
     list = reinterpret_cast<int32_t*>(shared + at.list);
@@ -107,15 +112,15 @@ struct Part {
     places = reinterpret_cast<uint32_t*>(shared + at.places);
     above = reinterpret_cast<uint32_t*>(shared + at.above);
     inside = reinterpret_cast<uint32_t*>(shared + at.inside);
-    keys = p.keys + row * p.key_pitch;
-    const int each = ((n + p.cluster - 1) / p.cluster + 31) / 32 * 32;
+    const int each = ((n + p.cluster - 1 >> p.cluster_bits) + 31) / 32 * 32;
     begin = min(n, rank * each);
     count = min(n, begin + each) - begin;
-    words = (count + 31) / 32;
+    keys = p.keys + int64_t(row) * p.key_pitch + begin;
   }
-  __device__ uint32_t* histogram() const { return p.histograms + row * kScoreBins; }
+  __device__ uint32_t* histogram() const { return p.histograms + int64_t(row) * kScoreBins; }
 };
 
+/// All threads of the CTAs of a row meet.
 __device__ __forceinline__ void meet_cluster(const SelectParameters& p) {
   if (p.cluster > 1) {
     cluster_barrier();
@@ -129,12 +134,6 @@ __device__ __forceinline__ void store_in(uint32_t rank, const void* word, uint32
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in(shared_address(word), rank)), "r"(value) : "memory");
 }
 
-/// Sum of the values of the warps before this one; `totals` holds all warps' values.
-__device__ __forceinline__ int sum_before(const int* totals, int warp) {
-  const int lane = int(threadIdx.x) % 32;
-  return __reduce_add_sync(~0u, lane < warp ? totals[lane] : 0);
-}
-
 /// Inclusive sum over the lanes of a warp.
 __device__ __forceinline__ int sum_up_to(int value) {
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -144,29 +143,34 @@ __device__ __forceinline__ int sum_up_to(int value) {
   return value;
 }
 
-/// Narrows a range to the one of its bins in which the last needed key lies. Thread t counts bins 2047 - 4t - i in `counts[i]`; a bin
-/// has `width` keys (`first_key_of_bin` says which for the histogram of a row, whose width is 0).
-__device__ Range narrow(const Range& range, const uint32_t (&counts)[kBinsOfThread], int shift, Board& board) {
-  const int warp = int(threadIdx.x) / 32;
-  int sum = 0;
-  for (int i = 0; i < kBinsOfThread; ++i) sum += int(counts[i]);
-  int above = sum_up_to(sum);
-  if (threadIdx.x % 32 == 31) board.totals[0][warp] = above;
+/// Sum of the values of the threads before this one. One barrier; `totals` must not be in use.
+__device__ __forceinline__ int sum_before(int value, int* totals) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int up_to = sum_up_to(value);
+  if (lane == 31) totals[warp] = up_to;
   __syncthreads();
-  above += sum_before(board.totals[0], warp) - sum;
-  for (int i = 0; i < kBinsOfThread; ++i) {
-    const int count = int(counts[i]);
-    if (above < range.need && range.need <= above + count) {
-      board.found_bin = kScoreBins - 1 - (kBinsOfThread * int(threadIdx.x) + i);
+  return up_to - value + __reduce_add_sync(~0u, lane < warp ? totals[lane] : 0);
+}
+
+constexpr int kShiftOfHistogram = -1;
+
+/// Narrows a range to the one of its bins in which the last needed key lies. Bins are those of a row's histogram, or
+/// 2^shift keys each from `low` on; thread t has bins 2047 - 4t ... 2044 - 4t.
+__device__ Range narrow(const Range& range, const uint4 bins, int shift, Board& board) {
+  const int counts[] = {int(bins.w), int(bins.z), int(bins.y), int(bins.x)};
+  int above = sum_before(counts[0] + counts[1] + counts[2] + counts[3], board.totals[0]);
+  for (int i = 0; i < 4; ++i) {
+    if (above < range.need && range.need <= above + counts[i]) {
+      board.found_bin = kScoreBins - 1 - (4 * int(threadIdx.x) + i);
       board.found_above = above;
-      board.found_count = count;
+      board.found_count = counts[i];
     }
-    above += count;
+    above += counts[i];
   }
   __syncthreads();
   const int bin = board.found_bin;
   Range found{0, 0, range.need - board.found_above, board.found_count};
-  if (shift < 0) {
+  if (shift == kShiftOfHistogram) {
     found.low = first_key_of_bin(bin);
     found.high = first_key_of_bin(bin + 1);
   } else {
@@ -181,66 +185,60 @@ __device__ __forceinline__ int shift_of(const Range& range) {
   return max(0, 32 - __clz(int(range.high - range.low - 1)) - 11);
 }
 
-/// Thread t's four of the CTA's bins, from the top.
-__device__ __forceinline__ void read_bins(const uint4 four, uint32_t (&counts)[kBinsOfThread]) {
-  counts[0] = four.w, counts[1] = four.z, counts[2] = four.y, counts[3] = four.x;
-}
 __device__ __forceinline__ int four_of_thread() { return kThreads - 1 - int(threadIdx.x); }
 
 __device__ __forceinline__ void load_batch(const Part& part, int batch, uint32_t (&keys)[kBatchWords]) {
   const int token = batch * kBatch + int(threadIdx.x) % 32;
   for (int i = 0; i < kBatchWords; ++i) {
-    const int at = token + 32 * i;
-    keys[i] = at < part.count ? __ldcg(part.keys + part.begin + at) : 0;
+    keys[i] = token + 32 * i < part.count ? __ldcg(part.keys + token + 32 * i) : 0;
   }
 }
 
-/// Collects the keys of a warp's batch that lie in the range, in any order.
-__device__ __forceinline__ void collect(const Part& part, const Range& range, const uint32_t (&keys)[kBatchWords], int batch) {
+/// Collects the marked keys of a warp's batch, in any order; lane i has the marks of word i.
+__device__ __forceinline__ void collect(const Part& part, const uint32_t (&keys)[kBatchWords], uint32_t inside,
+                                        int batch) {
   const int lane = int(threadIdx.x) % 32;
-  uint32_t mine = 0;
+  const int all = __reduce_add_sync(~0u, __popc(inside));
+  if (all == 0) return;
+  int at = 0;
+  if (lane == 0) at = atomicAdd(&part.board.collected, all);
+  at = __shfl_sync(~0u, at, 0);
   for (int i = 0; i < kBatchWords; ++i) {
-    const bool inside = keys[i] >= range.low && keys[i] < range.high && batch * kBatch + 32 * i + lane < part.count;
-    mine |= uint32_t(inside) << i;
-  }
-  const int count = __popc(mine);
-  int at = sum_up_to(count);
-  const int all = __shfl_sync(~0u, at, 31);
-  int base = 0;
-  if (lane == 0) base = atomicAdd(&part.board.collected, all);
-  at += __shfl_sync(~0u, base, 0) - count;
-  for (int i = 0; i < kBatchWords; ++i) {
-    if ((mine >> i & 1) == 0) continue;
-    if (at < part.limit) {
-      part.collected[part.rank * part.limit + at] = keys[i];
-      part.places[at] = uint32_t(batch * kBatch + 32 * i + lane);
-    }
-    ++at;
+    const uint32_t word = __shfl_sync(~0u, inside, i);
+    const int mine = at + __popc(word & ((1u << lane) - 1));
+    at += __popc(word);
+    if ((word >> lane & 1) == 0 || mine >= part.limit) continue;
+    part.collected[part.rank * part.limit + mine] = keys[i];
+    part.places[mine] = uint32_t(batch * kBatch + 32 * i + lane);
   }
 }
 
-/// Marks the keys above the range and in it, and counts them into `board.own`. `keys` holds the warp's first batch.
-__device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kBatchWords], bool collects) {
+/// Marks the keys above the range and in it, and counts them into `board.own`; collects those in it at the first time,
+/// when `keys` holds the warp's first batch.
+__device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kBatchWords], bool is_first) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   Counts counts{0, 0};
+#pragma unroll 1
   for (int batch = warp; batch * kBatch < part.count; batch += kWarps) {
-    if (batch != warp) load_batch(part, batch, keys);
+    int is_loaded = is_first && batch == warp;
+    asm volatile("" : "+r"(is_loaded));  // as in select_tokens
+    if (is_loaded == 0) load_batch(part, batch, keys);
     uint32_t above = 0, inside = 0;
     for (int i = 0; i < kBatchWords; ++i) {
-      const int left = part.count - batch * kBatch - 32 * i;
-      const uint32_t held = left >= 32 ? ~0u : left <= 0 ? 0 : (1u << left) - 1;
-      const uint32_t from_high = __ballot_sync(~0u, keys[i] >= range.high) & held;
-      const uint32_t from_low = __ballot_sync(~0u, keys[i] >= range.low) & held;
+      const uint32_t from_high = __ballot_sync(~0u, keys[i] >= range.high);
+      const uint32_t from_low = __ballot_sync(~0u, keys[i] >= range.low);
       if (lane == i) above = from_high, inside = from_low & ~from_high;
     }
-    const int word = batch * kBatchWords + lane;
-    if (lane < kBatchWords && word < part.words) {
-      part.above[word] = above;
-      part.inside[word] = inside;
+    const int left = part.count - batch * kBatch - 32 * lane;  // tokens from this lane's word on
+    const uint32_t held = left >= 32 ? ~0u : left <= 0 ? 0 : (1u << left) - 1;
+    above &= held, inside &= held;
+    if (lane < kBatchWords && left > 0) {
+      part.above[batch * kBatchWords + lane] = above;
+      part.inside[batch * kBatchWords + lane] = inside;
     }
     counts.above += __popc(above);
     counts.inside += __popc(inside);
-    if (collects && __any_sync(~0u, inside != 0)) collect(part, range, keys, batch);
+    if (is_first && !range.is_final()) collect(part, keys, inside, batch);
   }
   counts.above = __reduce_add_sync(~0u, counts.above);
   counts.inside = __reduce_add_sync(~0u, counts.inside);
@@ -251,260 +249,238 @@ __device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kBat
   __syncthreads();
 }
 
-/// Sends this CTA's counts, and the keys that it collected, to all CTAs of the cluster.
-__device__ void exchange(const Part& part, int round, int collected) {
+/// Sends this CTA's counts, and the keys that it collected if it could collect all, to all CTAs of the cluster.
+__device__ void exchange(const Part& part, int round) {
   const int cluster = part.p.cluster, thread = int(threadIdx.x);
   if (thread < cluster) {
     const Counts& slot = part.board.sent[round][part.rank];
     store_in(uint32_t(thread), &slot.above, uint32_t(part.board.own.above));
     store_in(uint32_t(thread), &slot.inside, uint32_t(part.board.own.inside));
   }
-  if (collected <= part.limit) {
-    for (int i = thread; i < collected * cluster; i += kThreads) {
-      const int to = i % cluster;
-      const uint32_t* key = part.collected + part.rank * part.limit + i / cluster;
-      if (to != part.rank) store_in(uint32_t(to), key, *key);
-    }
+  const int collected = cluster > 1 && round == 0 && part.board.collected <= part.limit ? part.board.collected : 0;
+#pragma unroll 1
+  for (int i = thread; i < collected * cluster; i += kThreads) {
+    const uint32_t* key = part.collected + part.rank * part.limit + (i >> part.p.cluster_bits);
+    const int to = i & (cluster - 1);
+    if (to != part.rank) store_in(uint32_t(to), key, *key);
   }
   meet_cluster(part.p);
 }
 
 /// Clears this CTA's share of the row's histogram in memory.
-__device__ void clear_histogram(const Part& part) {
-  const int share = kScoreBins / 4 / part.p.cluster;
+__device__ __forceinline__ void clear_histogram(const Part& part) {
+  const int share = kThreads >> part.p.cluster_bits;
   if (int(threadIdx.x) < share) {
     reinterpret_cast<uint4*>(part.histogram())[part.rank * share + int(threadIdx.x)] = {0, 0, 0, 0};
   }
 }
 
-__device__ void clear_bins(const Part& part) {
+/// Which of the cluster's collected keys a thread looks at.
+struct CollectedKeys {
+  int from, first, step, count;
+  const uint32_t* keys;
+
+  __device__ explicit CollectedKeys(const Part& part)
+      : from(int(threadIdx.x) >> (kThreadBits - part.p.cluster_bits)),
+        first(int(threadIdx.x) & ((kThreads >> part.p.cluster_bits) - 1)),
+        step(kThreads >> part.p.cluster_bits),
+        count(part.board.sent[0][from].inside),
+        keys(part.collected + from * part.limit) {}
+};
+
+/// Counts the keys of a range by bins of 2^shift: those that all CTAs collected or, at `overflow`, all keys of the row.
+/// For these the CTAs' bins are added up in the row's histogram, which is clear before and after.
+__device__ uint4 count_keys(const Part& part, const Range& range, int shift, bool overflow) {
   reinterpret_cast<uint4*>(part.bins)[threadIdx.x] = {0, 0, 0, 0};
   __syncthreads();
-}
-
-/// Narrows a range to a final one by the keys that all CTAs collected.
-__device__ Range narrow_by_collected(const Part& part, Range range) {
-  const int team = kThreads / part.p.cluster;  // threads for the keys of one CTA
-  const int from = int(threadIdx.x) / team;
-  const int count = part.board.sent[0][from].inside;
-  const uint32_t* keys = part.collected + from * part.limit;
-  while (!range.is_final()) {
-    const int shift = shift_of(range);
-    clear_bins(part);
-    for (int i = int(threadIdx.x) % team; i < count; i += team) {
-      if (keys[i] >= range.low && keys[i] < range.high) atomicAdd(part.bins + ((keys[i] - range.low) >> shift), 1u);
-    }
+  const auto count_key = [&](uint32_t key) {
+    if (key >= range.low && key < range.high) atomicAdd(part.bins + ((key - range.low) >> shift), 1u);
+  };
+  if (!overflow) {
+    const CollectedKeys mine(part);
+#pragma unroll 1
+    for (int i = mine.first; i < mine.count; i += mine.step) count_key(mine.keys[i]);
     __syncthreads();
-    uint32_t counts[kBinsOfThread];
-    read_bins(reinterpret_cast<const uint4*>(part.bins)[four_of_thread()], counts);
-    range = narrow(range, counts, shift, part.board);
+    return reinterpret_cast<const uint4*>(part.bins)[four_of_thread()];
   }
-  for (int i = int(threadIdx.x) % team; i < count; i += team) {
-    if (keys[i] >= range.high) atomicAdd(&part.board.refined[from].above, 1);
-    if (keys[i] >= range.low && keys[i] < range.high) atomicAdd(&part.board.refined[from].inside, 1);
+#pragma unroll 4
+  for (int i = int(threadIdx.x); i < part.count; i += kThreads) count_key(__ldcg(part.keys + i));
+  meet_cluster(part.p);  // the histogram is clear
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < kScoreBins; i += kThreads) {
+    if (part.bins[i] != 0) atomicAdd(part.histogram() + i, part.bins[i]);
   }
-  return range;
+  __threadfence();
+  meet_cluster(part.p);
+  const uint4 four = __ldcg(reinterpret_cast<const uint4*>(part.histogram()) + four_of_thread());
+  meet_cluster(part.p);
+  clear_histogram(part);
+  __threadfence();
+  return four;
 }
 
-/// Moves this CTA's collected keys to where they stand with the final range.
-__device__ void refine_marks(const Part& part, const Range& range) {
+/// Brings marks and counts, which are those of the first range, to the final one by the collected keys.
+__device__ void refine(const Part& part, const Range& range) {
+  const CollectedKeys mine(part);
+#pragma unroll 1
+  for (int i = mine.first; i < mine.count; i += mine.step) {
+    if (mine.keys[i] >= range.high) atomicAdd(&part.board.refined[mine.from].above, 1);
+    if (mine.keys[i] >= range.low && mine.keys[i] < range.high) atomicAdd(&part.board.refined[mine.from].inside, 1);
+  }
   const uint32_t* keys = part.collected + part.rank * part.limit;
-  for (int i = int(threadIdx.x); i < part.board.own.inside; i += kThreads) {
+  const int count = part.board.sent[0][part.rank].inside;
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < count; i += kThreads) {
     const uint32_t place = part.places[i], bit = 1u << place % 32;
     if (keys[i] >= range.low && keys[i] < range.high) continue;
     atomicAnd(part.inside + place / 32, ~bit);
     if (keys[i] >= range.high) atomicOr(part.above + place / 32, bit);
   }
-}
-
-/// Narrows a range to a final one by all keys of the row: each pass adds the CTAs' bins up in the row's histogram, which is
-/// clear before and after.
-__device__ Range narrow_by_all(const Part& part, Range range) {
-  while (!range.is_final()) {
-    const int shift = shift_of(range);
-    clear_bins(part);
-    for (int i = int(threadIdx.x); i < part.count; i += kThreads) {
-      const uint32_t key = __ldcg(part.keys + part.begin + i);
-      if (key >= range.low && key < range.high) atomicAdd(part.bins + ((key - range.low) >> shift), 1u);
-    }
-    meet_cluster(part.p);  // the histogram is clear
-    for (int i = int(threadIdx.x); i < kScoreBins; i += kThreads) {
-      if (part.bins[i] != 0) atomicAdd(part.histogram() + i, part.bins[i]);
-    }
-    __threadfence();
-    meet_cluster(part.p);
-    uint32_t counts[kBinsOfThread];
-    read_bins(__ldcg(reinterpret_cast<const uint4*>(part.histogram()) + four_of_thread()), counts);
-    range = narrow(range, counts, shift, part.board);
-    meet_cluster(part.p);
-    clear_histogram(part);
-    __threadfence();
+  __syncthreads();
+  if (int(threadIdx.x) < part.p.cluster) {
+    Counts& all = part.board.sent[0][threadIdx.x];
+    all = {all.above + part.board.refined[threadIdx.x].above, part.board.refined[threadIdx.x].inside};
   }
-  return range;
+  __syncthreads();
 }
 
 /// The lowest `quota` bits of a word.
-__device__ uint32_t lowest_bits(uint32_t word, int quota) {
-  if (quota <= 0) return 0;
-  for (int left = __popc(word); left > quota; --left) word &= ~(0x80000000u >> __clz(int(word)));
+__device__ __forceinline__ uint32_t lowest_bits(uint32_t word, int quota) {
+#pragma unroll 1
+  for (int left = __popc(word); left > max(quota, 0); --left) word &= ~(0x80000000u >> __clz(int(word)));
   return word;
 }
 
-/// The words of this warp.
-struct WarpWords {
-  int begin, end;
-
-  __device__ explicit WarpWords(int words) {
-    const int each = (words + kWarps - 1) / kWarps;
-    begin = min(words, int(threadIdx.x) / 32 * each);
-    end = min(words, begin + each);
-  }
-};
-
-/// Joins the first `quota` marks of the range, in the order of tokens, to those above it; `board.totals[0]` counts each warp's.
-__device__ void join_marks(const Part& part, int quota, int inside) {
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const WarpWords own(part.words);
-  int before = 0;
+/// Lists the tokens marked above the range and the first `quota` of those marked in it, in ascending order.
+__device__ void list_tokens(const Part& part, int quota, int inside) {
+  const int words = (part.count + 31) / 32, each = (words + kThreads - 1) / kThreads;
+  const int begin = min(words, int(threadIdx.x) * each), end = min(words, begin + each);
   const bool some = quota > 0 && quota < inside;
+  int before = 0;
   if (some) {
     int sum = 0;
-    for (int word = own.begin + lane; word < own.end; word += 32) sum += __popc(part.inside[word]);
-    sum = __reduce_add_sync(~0u, sum);
-    if (lane == 0) part.board.totals[1][warp] = sum;
-    __syncthreads();
-    before = sum_before(part.board.totals[1], warp);
+#pragma unroll 1
+    for (int word = begin; word < end; ++word) sum += __popc(part.inside[word]);
+    before = sum_before(sum, part.board.totals[1]);
   }
   int selected = 0;
-  for (int first = own.begin; first < own.end; first += 32) {
-    const int word = first + lane;
-    uint32_t bits = word < own.end ? part.above[word] : 0;
-    if (quota > 0) {
-      uint32_t more = word < own.end ? part.inside[word] : 0;
-      if (some) {
-        const int up_to = sum_up_to(__popc(more));
-        const int all = __shfl_sync(~0u, up_to, 31);
-        more = lowest_bits(more, quota - before - (up_to - __popc(more)));
-        before += all;
-      }
-      bits |= more;
-      if (word < own.end) part.above[word] = bits;
-    }
-    selected += __popc(bits);
+#pragma unroll 1
+  for (int word = begin; word < end; ++word) {
+    uint32_t more = quota > 0 ? part.inside[word] : 0;
+    const int count = __popc(more);
+    if (some) more = lowest_bits(more, quota - before);
+    before += count;
+    part.above[word] |= more;
+    selected += __popc(part.above[word]);
   }
-  selected = __reduce_add_sync(~0u, selected);
-  if (lane == 0) part.board.totals[0][warp] = selected;
-  __syncthreads();
-}
-
-/// The marked tokens in ascending order into `part.list`.
-__device__ void list_tokens(const Part& part) {
-  const int lane = int(threadIdx.x) % 32;
-  const WarpWords own(part.words);
-  int at = sum_before(part.board.totals[0], int(threadIdx.x) / 32);
-  for (int first = own.begin; first < own.end; first += 32) {
-    const uint32_t mine = first + lane < own.end ? part.above[first + lane] : 0;
-    const int up_to = sum_up_to(__popc(mine));
-    const int before = at + up_to - __popc(mine);
-    for (int i = 0; i < 32; ++i) {
-      const uint32_t word = __shfl_sync(~0u, mine, i);
-      const int base = __shfl_sync(~0u, before, i);
-      if (word == 0) continue;
-      if ((word >> lane & 1) != 0) {
-        part.list[base + __popc(word & ((1u << lane) - 1))] = part.begin + 32 * (first + i) + lane;
-      }
+  int at = sum_before(selected, part.board.totals[2]);
+#pragma unroll 1
+  for (int word = begin; word < end; ++word) {
+#pragma unroll 1
+    for (uint32_t bits = part.above[word]; bits != 0; bits &= bits - 1) {
+      part.list[at++] = part.begin + 32 * word + __ffs(int(bits)) - 1;
     }
-    at += __shfl_sync(~0u, up_to, 31);
   }
   __syncthreads();
 }
 
-__device__ void write_token(const SelectParameters& p, int64_t row, int at, int32_t token) {
-  p.topk_tokens.row(row)[at] = token;
-  const int32_t* table = p.block_table.row(row / p.q);
-  p.topk_rows.row(row)[at] = physical_row(kv_place(table, p.page, LocalId(token)), p.stride_rows).value();
-}
+/// What a CTA writes of a row: its places `first ... first + count - 1`.
+struct Places {
+  int first, count;
+};
 
-/// Every token is selected.
-__device__ void write_all(const SelectParameters& p, int64_t row, int rank, int n) {
-  for (int at = rank * kThreads + int(threadIdx.x); at < p.topk; at += p.cluster * kThreads) {
-    if (at < n) {
-      write_token(p, row, at, at);
-    } else {
-      p.topk_tokens.row(row)[at] = -1;
-      p.topk_rows.row(row)[at] = -1;
+/// Selects among more than topk tokens; this CTA's are left in `part.list`.
+__device__ Places select_tokens(const Part& part, const uint4 histogram, int n) {
+  const SelectParameters& p = part.p;
+  uint32_t keys[kBatchWords];
+  load_batch(part, int(threadIdx.x) / 32, keys);
+  uint4 bins = histogram;
+  int shift = kShiftOfHistogram, round = 0;
+  bool overflow = false, refines = false;
+  Range range{0, 0, p.topk, n};
+#pragma unroll 1
+  while (true) {
+    range = narrow(range, bins, shift, part.board);
+    asm volatile("" : "+r"(round));  // else the first turn is compiled apart, and there is twice the code to fetch
+    const bool is_first = round == 0;
+    if (is_first || (overflow && range.is_final())) {
+      mark(part, range, keys, is_first);
+      exchange(part, round);
+      ++round;
     }
+    if (is_first) {
+      clear_histogram(part);  // all CTAs have read it
+      if (threadIdx.x == 0) part.board.own = {0, 0};
+#pragma unroll 1
+      for (int r = 0; r < p.cluster; ++r) overflow |= part.board.sent[0][r].inside > part.limit;
+      refines = !range.is_final() && !overflow;
+    }
+    if (range.is_final()) break;
+    shift = shift_of(range);
+    bins = count_keys(part, range, shift, overflow);
   }
-}
+  if (refines) refine(part, range);
 
-/// Writes what this CTA has of the selection. `counts[r]` are those of CTA r, with the final range.
-__device__ void write_selection(const Part& part, const Range& range, const Counts* counts) {
-  int first = 0, need = range.need;  // of this CTA, after those of smaller ids
+  const Counts* counts = part.board.sent[round - 1];
+  Places places{0, 0};
+  int need = range.need;  // in the range, from this CTA on
+#pragma unroll 1
   for (int r = 0; r < part.rank; ++r) {
     const int taken = min(counts[r].inside, need);
-    first += counts[r].above + taken;
+    places.first += counts[r].above + taken;
     need -= taken;
   }
   const int quota = min(counts[part.rank].inside, need);
-  join_marks(part, quota, counts[part.rank].inside);
-  list_tokens(part);
-  const int selected = counts[part.rank].above + quota;
-  for (int i = int(threadIdx.x); i < selected; i += kThreads) write_token(part.p, part.row, first + i, part.list[i]);
+  places.count = counts[part.rank].above + quota;
+  list_tokens(part, quota, counts[part.rank].inside);
+  return places;
 }
 
-__device__ void clear_board(Board& board) {
-  if (threadIdx.x == 0) board.own = {0, 0}, board.collected = 0;
-  if (threadIdx.x < kMaxCluster) board.refined[threadIdx.x] = {0, 0};
+/// Writes the tokens at a CTA's places and their rows. Places without a list hold their own number: every token is
+/// selected.
+__device__ void write_tokens(const SelectParameters& p, int row, const Places& places, const int32_t* list) {
+  if (places.count <= 0) return;
+  const int32_t* table = p.block_table.row(row / p.q);
+  constexpr int kMost = kMaxTopk / kThreads;
+  int32_t tokens[kMost];
+  PhysicalRow rows[kMost];
+  for (int i = 0; i < kMost; ++i) {  // all loads before the first store
+    const int at = min(int(threadIdx.x) + i * kThreads, places.count - 1);
+    tokens[i] = list != nullptr ? list[at] : places.first + at;
+    rows[i] = physical_row(kv_place(table, p.page, LocalId(tokens[i])), p.stride_rows);
+  }
+  for (int i = 0; i < kMost; ++i) {
+    const int at = int(threadIdx.x) + i * kThreads;
+    if (at >= places.count) continue;
+    p.topk_tokens.row(row)[places.first + at] = tokens[i];
+    p.topk_rows.row(row)[places.first + at] = rows[i].value();
+  }
 }
 
-__global__ void __launch_bounds__(kThreads) select_kernel(const __grid_constant__ SelectParameters p) {
+__global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_constant__ SelectParameters p) {
   extern __shared__ __align__(16) std::byte shared[];
   __shared__ Board board;
-  clear_board(board);
+  if (threadIdx.x == 0) board.own = {0, 0}, board.collected = 0;
+  if (threadIdx.x < kMaxCluster) board.refined[threadIdx.x] = {0, 0};
   meet_cluster(p);  // every CTA of the cluster runs: its shared memory may be written to
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  const int64_t row = blockIdx.x / p.cluster;
-  const uint4 four = __ldcg(reinterpret_cast<const uint4*>(p.histograms + row * kScoreBins) + four_of_thread());
+  const int row = int(blockIdx.x) >> p.cluster_bits;
+  const uint4 histogram =
+      __ldcg(reinterpret_cast<const uint4*>(p.histograms + int64_t(row) * kScoreBins) + four_of_thread());
   const int length = min(max(__ldcg(&p.seq_lens(row / p.q)), 0), p.context);
-  const int n = int(keys_seen(length, p.q, int(row % p.q)));
+  const int n = int(keys_seen(length, p.q, row % p.q));
   const Part part(p, board, shared, n);
-  if (part.rank == 0 && threadIdx.x == 0) p.valid(row) = min(n, p.topk);
-  if (n <= p.topk) return write_all(p, row, part.rank, n);
-
-  uint32_t keys[kBatchWords];
-  load_batch(part, int(threadIdx.x) / 32, keys);
-  uint32_t counts[kBinsOfThread];
-  read_bins(four, counts);
-  Range range = narrow({0, 0, p.topk, n}, counts, -1, board);
-  const bool collects = !range.is_final();
-  mark(part, range, keys, collects);
-  exchange(part, 0, collects ? board.collected : 0);
-  clear_histogram(part);  // all CTAs have read it
-  if (!collects) return write_selection(part, range, board.sent[0]);
-
-  bool overflow = false;
-  for (int r = 0; r < p.cluster; ++r) overflow |= board.sent[0][r].inside > part.limit;
-  if (!overflow) {
-    range = narrow_by_collected(part, range);
-    __syncthreads();
-    if (int(threadIdx.x) < p.cluster) {
-      Counts& all = board.sent[0][threadIdx.x];
-      all = {all.above + board.refined[threadIdx.x].above, board.refined[threadIdx.x].inside};
-    }
-    refine_marks(part, range);
-    __syncthreads();
-    return write_selection(part, range, board.sent[0]);
+  Places places{part.begin, part.count};
+  if (n > p.topk) places = select_tokens(part, histogram, n);
+  write_tokens(p, row, places, n > p.topk ? part.list : nullptr);
+#pragma unroll 1
+  for (int at = n + part.rank * kThreads + int(threadIdx.x); at < p.topk; at += p.cluster * kThreads) {
+    p.topk_tokens.row(row)[at] = -1;
+    p.topk_rows.row(row)[at] = -1;
   }
-  __threadfence();
-  range = narrow_by_all(part, range);
-  if (threadIdx.x == 0) board.own = {0, 0};
-  __syncthreads();
-  load_batch(part, int(threadIdx.x) / 32, keys);
-  mark(part, range, keys, false);
-  exchange(part, 1, 0);
-  write_selection(part, range, board.sent[1]);
+  if (part.rank == 0 && threadIdx.x == 0) p.valid(row) = min(n, p.topk);
 }
 
 /// CTAs of a row: one for every kTokensEach tokens, as long as they find an SM, and enough to have room for the marks.
@@ -544,10 +520,12 @@ void enqueue_select(const IndexerArgs& args, const IndexerScratch& scratch, cons
                                     .topk_rows = args.topk_rows,
                                     .valid = args.valid,
                                     .cluster = cluster,
+                                    .cluster_bits = std::countr_zero(unsigned(cluster)),
                                     .words = words_of(cluster, context)};
   const size_t shared_bytes = size_t(SelectShared(collected_of_one(cluster), parameters.words).total);
-  launch(select_kernel, {.grid = unsigned(rows * cluster), .block = kThreads, .shared_bytes = shared_bytes, .cluster = cluster}, workspace,
-         parameters);
+  launch(select_kernel,
+         {.grid = unsigned(rows * cluster), .block = kThreads, .shared_bytes = shared_bytes, .cluster = cluster},
+         workspace, parameters);
 }
 
 }  // namespace dsacore::cuda

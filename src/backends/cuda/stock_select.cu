@@ -1,6 +1,6 @@
-// Step 10 in the plainest way that is exact: one CTA a row finds the topk-th largest key by four radix passes of 8 bits over all its
-// keys and writes the selected token ids in order; a second kernel turns ids into physical rows. Kept as a check of `fused`, and
-// bound by what one SM reads from L2.
+// Step 10 in the plainest way that is exact: one CTA a row finds the topk-th largest key by four radix passes of 8 bits
+// over all its keys and writes the selected token ids in order; a second kernel turns ids into physical rows. Kept as a
+// check of `fused`, and bound by what one SM reads from L2.
 #include "backends/cuda/indexer_stages.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
