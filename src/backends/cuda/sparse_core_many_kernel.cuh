@@ -59,12 +59,12 @@ struct Shared {
   alignas(16) float largest[Columns];      ///< reference of p, base 2, an integer
   alignas(16) float reference[Columns];    ///< of the weights of V, where keys have units of their own
   alignas(16) float query_unit[Columns];   ///< what the head's FP16 query is to be multiplied by
-  alignas(16) float rescale[kMathGroups][Columns];  ///< of latents summed before these weights
+  alignas(16) float rescale[kMathGroups][Columns];    ///< of latents summed before these weights
+  alignas(16) float lower_sums[kMathGroups][Columns];  ///< of p summed before
   alignas(16) float peaks[4][2][Columns];  ///< one warpgroup at a time
   alignas(16) float sums[kMathWarps][Columns];
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
-  uint32_t rescaled[kMathGroups];
-  uint32_t version;  ///< of `largest`
+  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else the two above are void
 };
 
 /// What a CTA has to do.
@@ -256,15 +256,10 @@ struct Math {
 
   float latents[4][kAccumulators] = {};  ///< O^T of M blocks of the group's 256 latents
   float logits[kAccumulators];           ///< base 2, of the group's current tile
-  float sums[kHeads] = {};               ///< of p, over this thread's keys, against `seen`
-  float seen[kHeads];                    ///< `shared.largest` of version `version`
-  uint32_t version = 0;
+  float sums[kHeads] = {};               ///< of p, over this thread's keys
 
   __device__ __forceinline__ Math(S& shared, const ManyHeadsArgs& args, const Work& work, int group, Lane lane)
-      : shared(shared), args(args), work(work), group(group), lane(lane), base(fixed_shared_address(&shared)) {
-#pragma unroll
-    for (float& x : seen) x = -INFINITY;
-  }
+      : shared(shared), args(args), work(work), group(group), lane(lane), base(fixed_shared_address(&shared)) {}
 
   __device__ __forceinline__ int head_of(int h) const { return h / 2 * 8 + 2 * lane.column() + h % 2; }
   /// A head's values of [Columns] in shared memory.
@@ -367,7 +362,7 @@ struct Math {
     float largest[kHeads], reference[kHeads];
     load_heads(shared.largest, largest);
     if constexpr (F::kScaledKeys) load_heads(shared.reference, reference);
-    uint32_t now = shared.version;
+    follow();
     bool over = false;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -379,8 +374,7 @@ struct Math {
       }
     }
     const bool raised = barrier_any(kGroup + group, 128, over);
-    if (raised) raise(largest, reference, ++now);
-    if (now != version) follow(largest, now);
+    if (raised) raise(largest, reference);
 
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -397,14 +391,14 @@ struct Math {
       }
     }
     store_weights();
-    if (lane.warp == 0 && lane.lane == 0) shared.rescaled[group] = raised;
+    if (lane.warp == 0 && lane.lane == 0) shared.raised[group] = raised;
     fence_async_proxy();
     barrier_arrive(kWeights + group, kMathThreads);
     barrier_meet(kGroup + group, 128);
   }
 
   /// Raises the references of those heads whose logits have outgrown them. No head's bits depend on another head.
-  __device__ __forceinline__ void raise(float (&largest)[kHeads], float (&reference)[kHeads], uint32_t now) {
+  __device__ __forceinline__ void raise(float (&largest)[kHeads], float (&reference)[kHeads]) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float x = logits[h / 2 * 4 + h % 2], y = logits[h / 2 * 4 + 2 + h % 2];
@@ -429,28 +423,29 @@ struct Math {
         peak[kind] = shared.peaks[0][kind][head_of(h)];
         for (int warp = 1; warp < 4; ++warp) peak[kind] = fmaxf(peak[kind], shared.peaks[warp][kind][head_of(h)]);
       }
-      const float before = F::kScaledKeys ? reference[h] : largest[h];
+      const float before[2] = {largest[h], F::kScaledKeys ? reference[h] : largest[h]};
       if (peak[0] > largest[h] + kLargestP) largest[h] = ceilf(peak[0]);
+      const float lower = step_down(before[0], largest[h]);
+      sums[h] *= lower;
       if constexpr (F::kScaledKeys) {
         if (peak[1] > reference[h] + kLargestWeight) reference[h] = ceilf(peak[1]) - kWeightRoom;
       }
       if (writer) {
         shared.largest[head_of(h)] = largest[h];
         if constexpr (F::kScaledKeys) shared.reference[head_of(h)] = reference[h];
-        shared.rescale[group][head_of(h)] = step_down(before, F::kScaledKeys ? reference[h] : largest[h]);
+        shared.lower_sums[group][head_of(h)] = lower;
+        shared.rescale[group][head_of(h)] = F::kScaledKeys ? step_down(before[1], reference[h]) : lower;
       }
     }
-    if (writer && lane.lane == 0) shared.version = now;
   }
 
-  /// Brings this thread's sums to the references of version `now`.
-  __device__ __forceinline__ void follow(const float (&largest)[kHeads], uint32_t now) {
+  /// Brings this thread's sums to the references of the other group's last tile.
+  __device__ __forceinline__ void follow() {
+    if (shared.raised[group ^ 1] == 0) return;
+    float lower[kHeads];
+    load_heads(shared.lower_sums[group ^ 1], lower);
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      sums[h] *= step_down(seen[h], largest[h]);
-      seen[h] = largest[h];
-    }
-    version = now;
+    for (int h = 0; h < kHeads; ++h) sums[h] *= lower[h];
   }
 
   /// P^T as a K-major B operand: [head][key], 128 bytes a head, swizzled.
@@ -473,7 +468,7 @@ struct Math {
 
   /// Adds a tile's values, weighted by group `source`.
   __device__ __forceinline__ void accumulate(int tile, int source) {
-    if (shared.rescaled[source] != 0) {
+    if (shared.raised[source] != 0) {
       float factors[kHeads];
       load_heads(shared.rescale[source], factors);
 #pragma unroll
@@ -512,7 +507,7 @@ struct Math {
     float largest[kHeads], reference[kHeads];
     load_heads(shared.largest, largest);
     if constexpr (F::kScaledKeys) load_heads(shared.reference, reference);
-    follow(largest, shared.version);
+    if ((work.tiles - 1) % kMathGroups != group) follow();
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       for (int mask = 4; mask < 32; mask *= 2) sums[h] += __shfl_xor_sync(0xFFFFFFFFu, sums[h], mask);
@@ -595,7 +590,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
       Barrier{shared_address(&shared.empty[slot])}.init(kMathWarps);
     }
     publish_barriers();
-    shared.version = 0;
+    shared.raised[0] = shared.raised[1] = 0;
   }
   for (int i = int(threadIdx.x); i < Columns; i += kThreads) shared.largest[i] = shared.reference[i] = -INFINITY;
   wait_for_earlier_kernels();
