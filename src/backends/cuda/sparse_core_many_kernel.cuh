@@ -30,11 +30,11 @@ inline constexpr int kMathGroups = 2;
 inline constexpr int kMathWarps = 4 * kMathGroups;
 inline constexpr int kMathThreads = 32 * kMathWarps;
 inline constexpr int kThreads = kMathThreads + 128;
-inline constexpr int kProducers = 2, kHelpers = 2;
+inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
 inline constexpr int kMathRegisters = 232, kOtherRegisters = 40;  // of 168 each
 inline constexpr int kSharedLimit = 227 * 1024;
 
-/// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V with units of their own
+/// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of the keys
 /// stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
 
@@ -57,14 +57,14 @@ struct Shared {
   alignas(128) std::byte slots[kSlots][kSlotBytes];
   alignas(16) std::byte tables[kSlots][kTableBytes];
   alignas(16) float largest[Columns];      ///< reference of p, base 2, an integer
-  alignas(16) float reference[Columns];    ///< of the weights of V, where keys have units of their own
+  alignas(16) float offset[Columns];       ///< reference of the weights of V less that of p, where keys have units of their own
   alignas(16) float query_unit[Columns];   ///< what the head's FP16 query is to be multiplied by
-  alignas(16) float rescale[kMathGroups][Columns];  ///< of latents summed before these weights
+  alignas(16) float rescale[kMathGroups][Columns];    ///< of latents summed before these weights
+  alignas(16) float lower_sums[kMathGroups][Columns];  ///< of p summed before
   alignas(16) float peaks[4][2][Columns];  ///< one warpgroup at a time
   alignas(16) float sums[kMathWarps][Columns];
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
-  uint32_t rescaled[kMathGroups];
-  uint32_t version;  ///< of `largest`
+  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else the two above are void
 };
 
 /// What a CTA has to do.
@@ -108,33 +108,56 @@ __device__ __forceinline__ float step_down(float from, float to) { return from =
 template <class Layout>
 __device__ __forceinline__ void clear_rows(uint32_t slot, int first, int lane) {
   const int bytes = (kSlotKeys - first) * RowOperands<Layout>::kPitch;
+#pragma unroll 1
   for (int at = lane * 16; at < bytes; at += 32 * 16) store_words4(slot + first * RowOperands<Layout>::kPitch + at, {0, 0, 0, 0});
   __syncwarp();
 }
 
-template <class Layout, int Columns>
+/// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the ids by
+/// shuffles; they are loaded a slot ahead.
+template <int Producers, class Layout, int Columns>
 __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int producer,
                                        int lane) {
   using S = Shared<Layout, Columns>;
+  constexpr int kPitch = RowOperands<Layout>::kPitch, kBatch = 8;
   const uint32_t slots = fixed_shared_address(shared.slots), full = fixed_shared_address(shared.full),
                  empty = fixed_shared_address(shared.empty);
-  const int32_t* list = args.topk_rows.row(work.row);
+  const int32_t* list = args.topk_rows.row(work.row) + work.first;
+  const std::byte* cache = args.cache;
+  const int left = int(work.valid - work.first);
+  const auto id_in = [&](int nth) { return nth * kSlotKeys + lane < left ? list[nth * kSlotKeys + lane] : 0; };
   const bool elected = elect_one();
-  for (int nth = producer; nth < 2 * work.tiles; nth += kProducers) {
+  int32_t next = id_in(producer);
+  for (int nth = producer; nth < 2 * work.tiles; nth += Producers) {
     const int slot = nth % S::kSlots, use = nth / S::kSlots;
-    const int64_t first = work.first + int64_t(nth) * kSlotKeys;
-    const int rows = int(min(max(work.valid - first, int64_t(0)), int64_t(kSlotKeys)));
-    const int32_t id = lane < rows ? list[first + lane] : 0;
-    if (use > 0) Barrier{empty + 8 * slot}.wait(uint32_t(use - 1) & 1);
+    const int rows = min(left - nth * kSlotKeys, kSlotKeys);
     const uint32_t to = slots + slot * S::kSlotBytes;
-    if (rows < kSlotKeys) clear_rows<Layout>(to, rows, lane);  // 0 * NaN must not come up
-    if (elected) Barrier{full + 8 * slot}.expect(uint32_t(rows * Layout::kRowBytes));
-#pragma unroll 8
-    for (int i = 0; i < kSlotKeys; ++i) {
-      const int32_t row = __shfl_sync(0xFFFFFFFFu, id, i);
-      if (elected && i < rows) {
-        bulk_copy(to + i * RowOperands<Layout>::kPitch, args.cache + int64_t(row) * Layout::kRowBytes, Layout::kRowBytes,
-                  Barrier{full + 8 * slot});
+    const Barrier arrived{full + 8 * slot};
+    const int32_t id = next;
+    next = id_in(nth + Producers);
+    if (use > 0) Barrier{empty + 8 * slot}.wait(uint32_t(use - 1) & 1);
+    const auto from = reinterpret_cast<uint64_t>(cache + int64_t(id) * Layout::kRowBytes);
+    if (rows == kSlotKeys) {
+      if (elected) arrived.expect(kSlotKeys * Layout::kRowBytes);
+#pragma unroll
+      for (int i = 0; i < kSlotKeys; i += kBatch) {
+        uint64_t row[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) row[j] = __shfl_sync(0xFFFFFFFFu, from, i + j);
+        if (elected) {
+#pragma unroll
+          for (int j = 0; j < kBatch; ++j) {
+            bulk_copy(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
+          }
+        }
+      }
+    } else {
+      clear_rows<Layout>(to, max(rows, 0), lane);  // 0 * NaN must not come up
+      if (elected) arrived.expect(uint32_t(max(rows, 0) * Layout::kRowBytes));
+#pragma unroll 1
+      for (int i = 0; i < rows; ++i) {
+        const uint64_t row = __shfl_sync(0xFFFFFFFFu, from, i);
+        if (elected) bulk_copy(to + i * kPitch, reinterpret_cast<const void*>(row), Layout::kRowBytes, arrived);
       }
     }
   }
@@ -256,15 +279,10 @@ struct Math {
 
   float latents[4][kAccumulators] = {};  ///< O^T of M blocks of the group's 256 latents
   float logits[kAccumulators];           ///< base 2, of the group's current tile
-  float sums[kHeads] = {};               ///< of p, over this thread's keys, against `seen`
-  float seen[kHeads];                    ///< `shared.largest` of version `version`
-  uint32_t version = 0;
+  float sums[kHeads] = {};               ///< of p, over this thread's keys
 
   __device__ __forceinline__ Math(S& shared, const ManyHeadsArgs& args, const Work& work, int group, Lane lane)
-      : shared(shared), args(args), work(work), group(group), lane(lane), base(fixed_shared_address(&shared)) {
-#pragma unroll
-    for (float& x : seen) x = -INFINITY;
-  }
+      : shared(shared), args(args), work(work), group(group), lane(lane), base(fixed_shared_address(&shared)) {}
 
   __device__ __forceinline__ int head_of(int h) const { return h / 2 * 8 + 2 * lane.column() + h % 2; }
   /// A head's values of [Columns] in shared memory.
@@ -340,7 +358,7 @@ struct Math {
     settle(logits);
     if constexpr (F::kPlainPe) settle(pe);
 
-    const int64_t left = work.valid - work.first - int64_t(tile) * kManyHeadsTile;
+    const int left = int(work.valid - work.first) - tile * kManyHeadsTile;
     float units[kHeads];
     if constexpr (F::kScaledKeys) load_heads(shared.query_unit, units);
 #pragma unroll
@@ -355,56 +373,57 @@ struct Math {
       for (int h = 0; h < kHeads; ++h) {
         float& x = logits[h / 2 * 4 + 2 * i + h % 2];
         float dot = x;
-        if constexpr (F::kScaledKeys) dot = dot * units[h] * key_unit;
-        if constexpr (F::kPlainPe) dot += pe[h / 2 * 4 + 2 * i + h % 2];
-        x = key < left ? fmaf(dot, args.scale_high, dot * args.scale_low) : -INFINITY;
+        static_assert(F::kScaledKeys == F::kPlainPe);
+        if constexpr (F::kScaledKeys) dot = fmaf(dot * units[h], key_unit, pe[h / 2 * 4 + 2 * i + h % 2]);
+        x = fmaf(dot, args.scale_high, dot * args.scale_low);
       }
+    }
+    if (left >= kManyHeadsTile) return;
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) {
+      if (16 * lane.warp + i / 2 % 2 * 8 + lane.row() >= left) logits[i] = -INFINITY;
     }
   }
 
   /// Weights of a tile from its logits, into the group's tile of shared memory, for both groups.
   __device__ __forceinline__ void weigh() {
-    float largest[kHeads], reference[kHeads];
+    float largest[kHeads], offset[kHeads];
     load_heads(shared.largest, largest);
-    if constexpr (F::kScaledKeys) load_heads(shared.reference, reference);
-    uint32_t now = shared.version;
+    if constexpr (F::kScaledKeys) load_heads(shared.offset, offset);
+    follow();
     bool over = false;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float x = logits[h / 2 * 4 + 2 * i + h % 2];
-        over |= x > largest[h] + kLargestP;
-        if constexpr (F::kScaledKeys) over |= x + exponents[i] > reference[h] + kLargestWeight;
+        const float x = logits[h / 2 * 4 + 2 * i + h % 2] - largest[h];
+        over |= x > kLargestP;
+        if constexpr (F::kScaledKeys) over |= x + exponents[i] > offset[h] + kLargestWeight;
       }
     }
     const bool raised = barrier_any(kGroup + group, 128, over);
-    if (raised) raise(largest, reference, ++now);
-    if (now != version) follow(largest, now);
+    if (raised) raise(largest, offset);
 
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& x = logits[h / 2 * 4 + 2 * i + h % 2];
-        const float p = exp2_fast(x - largest[h]);
+        x -= largest[h];
+        const float p = exp2_fast(x);
         sums[h] += p;
-        if constexpr (F::kScaledKeys) {
-          x = exp2_fast(x + exponents[i] - reference[h]);
-        } else {
-          x = p;
-        }
+        x = F::kScaledKeys ? exp2_fast(x + (exponents[i] - offset[h])) : p;
       }
     }
     store_weights();
-    if (lane.warp == 0 && lane.lane == 0) shared.rescaled[group] = raised;
+    if (lane.warp == 0 && lane.lane == 0) shared.raised[group] = raised;
     fence_async_proxy();
     barrier_arrive(kWeights + group, kMathThreads);
     barrier_meet(kGroup + group, 128);
   }
 
   /// Raises the references of those heads whose logits have outgrown them. No head's bits depend on another head.
-  __device__ __forceinline__ void raise(float (&largest)[kHeads], float (&reference)[kHeads], uint32_t now) {
+  __device__ __forceinline__ void raise(float (&largest)[kHeads], float (&offset)[kHeads]) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float x = logits[h / 2 * 4 + h % 2], y = logits[h / 2 * 4 + 2 + h % 2];
@@ -429,28 +448,34 @@ struct Math {
         peak[kind] = shared.peaks[0][kind][head_of(h)];
         for (int warp = 1; warp < 4; ++warp) peak[kind] = fmaxf(peak[kind], shared.peaks[warp][kind][head_of(h)]);
       }
-      const float before = F::kScaledKeys ? reference[h] : largest[h];
-      if (peak[0] > largest[h] + kLargestP) largest[h] = ceilf(peak[0]);
+      const float before = largest[h];
+      if (peak[0] - largest[h] > kLargestP) largest[h] = ceilf(peak[0]);
+      const float lower = step_down(before, largest[h]);
+      sums[h] *= lower;
+      float rescale = lower;
       if constexpr (F::kScaledKeys) {
-        if (peak[1] > reference[h] + kLargestWeight) reference[h] = ceilf(peak[1]) - kWeightRoom;
+        if (before != largest[h]) offset[h] -= largest[h] - before;
+        const float unraised = offset[h];
+        // However coarse the peak of large logits is: the weights use the offset alone.
+        if (peak[1] - largest[h] > offset[h] + kLargestWeight) offset[h] = ceilf(peak[1] - largest[h]) - kWeightRoom;
+        rescale = step_down(unraised, offset[h]);
       }
       if (writer) {
         shared.largest[head_of(h)] = largest[h];
-        if constexpr (F::kScaledKeys) shared.reference[head_of(h)] = reference[h];
-        shared.rescale[group][head_of(h)] = step_down(before, F::kScaledKeys ? reference[h] : largest[h]);
+        if constexpr (F::kScaledKeys) shared.offset[head_of(h)] = offset[h];
+        shared.lower_sums[group][head_of(h)] = lower;
+        shared.rescale[group][head_of(h)] = rescale;
       }
     }
-    if (writer && lane.lane == 0) shared.version = now;
   }
 
-  /// Brings this thread's sums to the references of version `now`.
-  __device__ __forceinline__ void follow(const float (&largest)[kHeads], uint32_t now) {
+  /// Brings this thread's sums to the references of the other group's last tile.
+  __device__ __forceinline__ void follow() {
+    if (shared.raised[group ^ 1] == 0) return;
+    float lower[kHeads];
+    load_heads(shared.lower_sums[group ^ 1], lower);
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      sums[h] *= step_down(seen[h], largest[h]);
-      seen[h] = largest[h];
-    }
-    version = now;
+    for (int h = 0; h < kHeads; ++h) sums[h] *= lower[h];
   }
 
   /// P^T as a K-major B operand: [head][key], 128 bytes a head, swizzled.
@@ -473,7 +498,7 @@ struct Math {
 
   /// Adds a tile's values, weighted by group `source`.
   __device__ __forceinline__ void accumulate(int tile, int source) {
-    if (shared.rescaled[source] != 0) {
+    if (shared.raised[source] != 0) {
       float factors[kHeads];
       load_heads(shared.rescale[source], factors);
 #pragma unroll
@@ -509,10 +534,10 @@ struct Math {
 
   /// The softmax's denominators, and the CTA's latents.
   __device__ __forceinline__ void finish() {
-    float largest[kHeads], reference[kHeads];
+    float largest[kHeads], offset[kHeads];
     load_heads(shared.largest, largest);
-    if constexpr (F::kScaledKeys) load_heads(shared.reference, reference);
-    follow(largest, shared.version);
+    if constexpr (F::kScaledKeys) load_heads(shared.offset, offset);
+    if ((work.tiles - 1) % kMathGroups != group) follow();
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       for (int mask = 4; mask < 32; mask *= 2) sums[h] += __shfl_xor_sync(0xFFFFFFFFu, sums[h], mask);
@@ -526,9 +551,9 @@ struct Math {
       const float factor = 1 / sum;
       float units[2] = {1, 1};  // of the latents; their product may be no FP32
       if constexpr (F::kScaledKeys) {
-        const float exponent = reference[h] - largest[h], half = truncf(exponent * 0.5f);
+        const float half = truncf(offset[h] * 0.5f);
         units[0] = exp2_fast(half);
-        units[1] = exp2_fast(exponent - half);
+        units[1] = exp2_fast(offset[h] - half);
       }
       if (head_of(h) >= work.heads) continue;
       if (group == 0 && lane.warp == 0 && lane.row() == 0) store_sum(head_of(h), largest[h], sum);
@@ -595,9 +620,9 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
       Barrier{shared_address(&shared.empty[slot])}.init(kMathWarps);
     }
     publish_barriers();
-    shared.version = 0;
+    shared.raised[0] = shared.raised[1] = 0;
   }
-  for (int i = int(threadIdx.x); i < Columns; i += kThreads) shared.largest[i] = shared.reference[i] = -INFINITY;
+  for (int i = int(threadIdx.x); i < Columns; i += kThreads) shared.largest[i] = shared.offset[i] = -INFINITY;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   __syncthreads();
@@ -607,9 +632,11 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   if (warp >= kMathWarps) {
     give_registers<kOtherRegisters>();
     const int other = warp - kMathWarps;
-    if (other < kProducers) {
-      gather(shared, args, work, other, lane);
-    } else if (RowOperands<Layout>::kTableBytes > 0) {
+    if constexpr (RowOperands<Layout>::kTableBytes == 0) {
+      gather<kProducers + kHelpers>(shared, args, work, other, lane);
+    } else if (other < kProducers) {
+      gather<kProducers>(shared, args, work, other, lane);
+    } else {
       prepare_scales(shared, work, other - kProducers, lane);
     }
     return;
