@@ -206,9 +206,10 @@ void add_bench(CLI::App& program, Chosen& chosen) {
   add_backend(app, c->options.run.backend);
   add_machine(app, c->options.run);
   add_number(app, "--repeat", c->options.repeat, 1, 100000, "Timed runs for each context");
-  app.add_option("--layers", c->options.layers,
-                 "Layers that take turns, each with its own weights and caches (1..256; default: 1; cuda: 8, or 6 or 4 where "
-                 "memory is short)")
+  app.add_option(
+         "--layers", c->options.layers,
+         "Layers that take turns, each with its own weights and caches (1..256; default: 1; cuda: 8, or 6 or 4 where "
+         "memory is short)")
       ->check(CLI::Range(1, 256).description(""))
       ->type_name("N");
   add_device(app, c->options.run);

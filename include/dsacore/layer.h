@@ -35,13 +35,13 @@ struct ReservedItem {
   int64_t bytes = 0;
 };
 
-/// Threads, scratch and tables of layers that run in one order, from one thread at a time. On the cuda backend that order
-/// is a stream's: for streams that run at once, make a context each. All objects work while another device is current,
-/// and leave the current device as it was.
+/// Threads, scratch and tables of layers that run in one order, from one thread at a time. On the cuda backend that
+/// order is a stream's: for streams that run at once, make a context each. All objects work while another device is
+/// current, and leave the current device as it was.
 class Context {
  public:
-  /// Throws `kUnsupported` where the backend or target cannot run here, naming what can. The cuda backend needs a device
-  /// of compute capability 9.0 and a driver of its toolkit's major version.
+  /// Throws `kUnsupported` where the backend or target cannot run here, naming what can. The cuda backend needs a
+  /// device of compute capability 9.0 and a driver of its toolkit's major version.
   explicit Context(const ContextOptions& options = {});
   ~Context();
   Context(const Context&) = delete;
@@ -78,7 +78,7 @@ struct PrepareOptions {
   /// cuda: every run first checks slots, lengths and tables on the device, which the host cannot read, and a step that
   /// points outside its caches writes nothing but zeros: see `inputs_status`. The other backends always check.
   bool check_inputs = false;
-  Box* box = nullptr;     ///< DCP (not on cuda): this rank's end, which outlives the layer; null: one rank
+  Box* box = nullptr;  ///< DCP (not on cuda): this rank's end, which outlives the layer; null: one rank
 };
 
 /// The tensors between the stages of the last run, in scratch that the context's layers share: read them before the

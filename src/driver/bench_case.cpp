@@ -166,9 +166,8 @@ BenchPoint bench_on_device(Context& context, Device& device, const BenchOptions&
   // Whole runs first: they load the kernels, and leave what the stages alone read.
   for (PreparedCase& c : cases) c.layer->run(c.step, device.own_queue()).or_throw();
   device.wait(device.own_queue());
-  point.layer.seconds = time_layers(device, cases, options.repeat, [](PreparedCase& c, Queue queue) {
-    return c.layer->run(c.step, queue);
-  });
+  point.layer.seconds = time_layers(device, cases, options.repeat,
+                                    [](PreparedCase& c, Queue queue) { return c.layer->run(c.step, queue); });
   for (std::string_view stage : cases[0].layer->stage_names(host.step.batch, host.step.q)) {
     const auto alone = [&](PreparedCase& c, Queue queue) { return c.layer->run_stage(c.step, stage, queue); };
     point.stages.push_back({std::string(stage), time_layers(device, cases, options.repeat, alone), {}});

@@ -13,11 +13,11 @@
 namespace dsacore {
 
 struct BenchOptions {
-  CaseOptions shape;             ///< `context` one length for all requests
-  RunOptions run;                ///< backend, target, threads, tables, overlap; one rank
-  int repeat = 30;               ///< timed runs
-  /// Rotated over, each with weights and caches in memory of its own. 0: one on the host; on a device 8, or 6 or 4 where
-  /// its memory is short.
+  CaseOptions shape;  ///< `context` one length for all requests
+  RunOptions run;     ///< backend, target, threads, tables, overlap; one rank
+  int repeat = 30;    ///< timed runs
+  /// Rotated over, each with weights and caches in memory of its own. 0: one on the host; on a device 8, or 6 or 4
+  /// where its memory is short.
   int layers = 0;
   std::function<void()> on_run;  ///< after each run, for progress
 };

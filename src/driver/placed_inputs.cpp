@@ -28,8 +28,8 @@ int64_t placed_bytes(const Inputs& inputs) {
   const LayerWeights& w = inputs.weights;
   const Step& s = inputs.step;
   int64_t bytes = cache_bytes(inputs.kv) + cache_bytes(inputs.index) + out_bytes(inputs);
-  for (const TensorRef* t : {&w.q_a_layernorm, &w.kv_a_layernorm, &w.q_b_proj, &w.kv_b_proj, &w.wq_b, &w.k_norm_weight,
-                             &w.k_norm_bias}) {
+  for (const TensorRef* t :
+       {&w.q_a_layernorm, &w.kv_a_layernorm, &w.q_b_proj, &w.kv_b_proj, &w.wq_b, &w.k_norm_weight, &w.k_norm_bias}) {
     bytes += bytes_of(*t);
   }
   return bytes + bytes_of(s.projected) + bytes_of(s.slots) + bytes_of(s.index_slots) + bytes_of(s.block_table) +

@@ -23,7 +23,7 @@ struct RunOptions {
   int interleave = 1;  ///< I
   PartialFormat partial = PartialFormat::kAuto;
   std::chrono::milliseconds deadline{10000};
-  bool dump = false;  ///< also the tensors between the stages
+  bool dump = false;          ///< also the tensors between the stages
   bool check_inputs = false;  ///< cuda: let the device check the step too
 };
 

@@ -63,8 +63,8 @@ Status check_pages(const char* name, View<const int32_t, 2> table, int64_t reque
 }  // namespace
 
 const PreparedShape* PreparedLayer::Impl::find_shape(int rows, int q) const {
-  const auto found =
-      std::find_if(shapes.begin(), shapes.end(), [&](const PreparedShape& s) { return s.key.rows == rows && s.key.q == q; });
+  const auto found = std::find_if(shapes.begin(), shapes.end(),
+                                  [&](const PreparedShape& s) { return s.key.rows == rows && s.key.q == q; });
   return found != shapes.end() ? &*found : nullptr;
 }
 

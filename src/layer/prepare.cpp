@@ -106,15 +106,17 @@ class Bookings {
 };
 
 /// On the host one kernel's scratch is used at a time. Kernels on a device may overlap, and find in their scratch what
-/// they left there, laid out by the shape: each has its own, and where it does not say that shapes may share, one for each shape.
+/// they left there, laid out by the shape: each has its own, and where it does not say that shapes may share, one for
+/// each shape.
 template <class Args>
 std::string scratch_name(bool on_device, StageId stage, const Kernel<Args>& kernel, const ShapeKey& key) {
   if (!on_device) return "kernel scratch";
   const std::string whose = std::string(name_of(stage)) + " scratch (" + std::string(kernel.name);
   if (kernel.shares_scratch) return whose + ")";
   const auto number = [](const char* name, int64_t value) { return std::string(name) + std::to_string(value); };
-  return whose + number(", B=", key.rows) + number(" q=", key.q) + number(" H=", key.sizes.heads) + number(" index_heads=", key.sizes.index_heads) +
-         number(" q_lora=", key.sizes.q_lora) + number(" topk=", key.topk) + number(" context=", key.max_context) + ", " +
+  return whose + number(", B=", key.rows) + number(" q=", key.q) + number(" H=", key.sizes.heads) +
+         number(" index_heads=", key.sizes.index_heads) + number(" q_lora=", key.sizes.q_lora) +
+         number(" topk=", key.topk) + number(" context=", key.max_context) + ", " +
          std::string(name_of(key.kv_format)) + " " + std::string(name_of(key.index_format)) + ")";
 }
 

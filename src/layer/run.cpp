@@ -215,21 +215,9 @@ void PreparedLayer::Impl::run_launches(RunState& s) {
 }
 
 IndexerArgs PreparedLayer::Impl::indexer_args(const RunState& s) const {
-  return {&model(),
-          s.step.q,
-          shard,
-          s.step.seq_lens,
-          s.step.block_table,
-          s.step.index_block_table,
-          kv.page,
-          kv.stride_rows,
-          index,
-          s.index_query,
-          s.head_weights,
-          s.topk_tokens,
-          s.topk_rows,
-          s.valid,
-          {}};
+  return {&model(),    s.step.q,       shard, s.step.seq_lens, s.step.block_table, s.step.index_block_table,
+          kv.page,     kv.stride_rows, index, s.index_query,   s.head_weights,     s.topk_tokens,
+          s.topk_rows, s.valid,        {}};
 }
 
 /// One stage of one rank, with its inputs and outputs.
@@ -333,11 +321,11 @@ void PreparedLayer::Impl::finish_empty_rows(const RunState& s) {
   const int64_t topk = model().config.topk;
   if (context.backend->pad != nullptr) {  // its value kernels write zeros where a length is 0
     if (s.rows == all) return;
-    context.backend->pad({s.rows, view_of<int32_t>(buffers.topk_tokens, all, topk),
-                          view_of<int32_t>(buffers.topk_rows, all, topk), view_of<int32_t>(buffers.valid, all),
-                          view_of<BFloat16>(buffers.latent, all, sizes.heads, kLatent),
-                          view_of<float>(buffers.lse, all, sizes.heads), s.step.out},
-                         s.workspace);
+    context.backend->pad(
+        {s.rows, view_of<int32_t>(buffers.topk_tokens, all, topk), view_of<int32_t>(buffers.topk_rows, all, topk),
+         view_of<int32_t>(buffers.valid, all), view_of<BFloat16>(buffers.latent, all, sizes.heads, kLatent),
+         view_of<float>(buffers.lse, all, sizes.heads), s.step.out},
+        s.workspace);
     return;
   }
   const auto zero_out = [&](int64_t b) { std::fill_n(s.step.out.row(b), s.step.out.extent(1), BFloat16{}); };

@@ -1,5 +1,5 @@
-// Device: a device beside the host, as the layer and the driver see it: its memory, its queues and how they wait for each
-// other. Backends that compute on the host have none.
+// Device: a device beside the host, as the layer and the driver see it: its memory, its queues and how they wait for
+// each other. Backends that compute on the host have none.
 #pragma once
 
 #include <memory>

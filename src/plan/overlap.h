@@ -1,6 +1,6 @@
 // Where the stages of a step run beside each other (layer.md 3 of the design: "query overlap"): from the mode that the
-// tables ask for and what the chosen kernels declare to the list of launches that run.cpp walks. The rules and fallbacks
-// are here and nowhere else.
+// tables ask for and what the chosen kernels declare to the list of launches that run.cpp walks. The rules and
+// fallbacks are here and nowhere else.
 //
 //   mode        main lane                                             side lane
 //   serial      query, index projection, indexer, sparse core         -
@@ -22,12 +22,12 @@ namespace dsacore {
 /// What decides where stages may run.
 struct OverlapTraits {
   int ranks = 1;
-  bool has_side = false;    ///< the backend enqueues work: there is a side lane
-  bool norm = false;        ///< there is a kernel for `q_c` alone, and the chosen index projection reads `q_c`
-  bool front = false;       ///< there is an index projection that norms for itself, and the tables let it be taken
-  bool split_query = false; ///< the query is several kernels
-  bool fused_indexer = false;            ///< ends in the select, beside which the next kernel may start
-  std::array<bool, kStages> held{};      ///< by StageId: reads inputs before its wait
+  bool has_side = false;       ///< the backend enqueues work: there is a side lane
+  bool norm = false;           ///< there is a kernel for `q_c` alone, and the chosen index projection reads `q_c`
+  bool front = false;          ///< there is an index projection that norms for itself, and the tables let it be taken
+  bool split_query = false;    ///< the query is several kernels
+  bool fused_indexer = false;  ///< ends in the select, beside which the next kernel may start
+  std::array<bool, kStages> held{};  ///< by StageId: reads inputs before its wait
 };
 
 /// The mode that runs where `wanted` is asked for; `unfused` is asked for instead of a late mode where the indexer is

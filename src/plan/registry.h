@@ -39,8 +39,8 @@ struct Verdict {
 
 /// Scratch and threads of one kernel run.
 struct Workspace {
-  /// At least what `scratch_bytes` asked for, 64-byte aligned. cuda: zero at first, then as the kernel's last run left it.
-  /// Else: contents unspecified.
+  /// At least what `scratch_bytes` asked for, 64-byte aligned. cuda: zero at first, then as the kernel's last run left
+  /// it. Else: contents unspecified.
   std::span<std::byte> scratch;
   Threads* threads;
   const void* target;       ///< the backend's `target_data`

@@ -19,8 +19,7 @@ enum class StageId {
 };
 inline constexpr int kStages = 9;
 inline constexpr std::array<std::string_view, kStages> kStageNames = {
-    "norm",        "query",         "index_projection", "indexer", "candidate_merge",
-    "sparse_core", "partial_merge", "value",            "gate"};
+    "norm", "query", "index_projection", "indexer", "candidate_merge", "sparse_core", "partial_merge", "value", "gate"};
 
 constexpr std::string_view name_of(StageId stage) { return kStageNames[static_cast<size_t>(stage)]; }
 

@@ -55,7 +55,8 @@ Tables tables_of(const json& entry, std::string_view source) {
   }
   tables.overlap = RowTable::parse(std::string(source) + ": overlap", entry.value("overlap", std::string("serial")));
   check_overlap(std::string(source) + ": overlap", tables.overlap);
-  tables.unfused_overlap = RowTable::parse(std::string(source) + ": unfused_overlap", entry.value("unfused_overlap", std::string("serial")));
+  tables.unfused_overlap =
+      RowTable::parse(std::string(source) + ": unfused_overlap", entry.value("unfused_overlap", std::string("serial")));
   check_overlap(std::string(source) + ": unfused_overlap", tables.unfused_overlap);
   tables.partial = RowTable::parse(std::string(source) + ": partial", entry.value("partial", std::string("bf16")));
   check_names(

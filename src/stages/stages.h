@@ -117,17 +117,17 @@ struct ValueArgs {
   View<const BFloat16, 3> w_uv;    ///< [heads', 128, 512]: W_UV transposed; the heads may be all ranks' (`proj`)
   View<const BFloat16, 2> gate;    ///< [rows, heads'*128], or empty: `out` is v itself
   View<BFloat16, 2> out;           ///< out [rows, heads'*128]
-  /// cuda: [requests] global lengths; rows of a request of length 0, and rows past the requests, give zeros. Empty, or the
-  /// other backends: src/layer/run.cpp writes them.
+  /// cuda: [requests] global lengths; rows of a request of length 0, and rows past the requests, give zeros. Empty, or
+  /// the other backends: src/layer/run.cpp writes them.
   View<const int32_t, 1> seq_lens{};
   int q = 1;
 };
 
 /// The gate of step 12 alone, from merged `v` (`proj` partials).
 struct GateArgs {
-  View<const BFloat16, 2> v;     ///< [rows, heads*128]
-  View<const BFloat16, 2> gate;  ///< [rows, heads*128]
-  View<BFloat16, 2> out;         ///< out [rows, heads*128]
+  View<const BFloat16, 2> v;          ///< [rows, heads*128]
+  View<const BFloat16, 2> gate;       ///< [rows, heads*128]
+  View<BFloat16, 2> out;              ///< out [rows, heads*128]
   View<const int32_t, 1> seq_lens{};  ///< cuda: as in ValueArgs
   int q = 1;
 };
@@ -140,8 +140,8 @@ struct PartialMergeArgs {
   View<float, 2> lse;                ///< out [rows, heads]
 };
 
-/// Rows past the requests given: no token, no latent, output zero (spec 4, 5). Tensors of all B rows, of which the first
-/// `live_rows` are left as they are; an empty view is left out.
+/// Rows past the requests given: no token, no latent, output zero (spec 4, 5). Tensors of all B rows, of which the
+/// first `live_rows` are left as they are; an empty view is left out.
 struct PadArgs {
   int64_t live_rows;
   View<int32_t, 2> topk_tokens;  ///< -1

@@ -1,9 +1,8 @@
-#include "cuda/chain_kernels.h"
-
 #include <algorithm>
 
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
+#include "cuda/chain_kernels.h"
 
 namespace dsacore::test {
 namespace {

@@ -20,8 +20,8 @@ inline constexpr int kMostSpoiled = 12;
 /// with 0xFF.
 void enqueue_poison(std::span<const Spoiled> tensors, Queue queue);
 
-/// A sparse core that reads its query, rows and counts before its wait, so that it may not start early. Its latent and lse
-/// are a mix of what it read, not attention: equal bits mean that it read the right bytes.
+/// A sparse core that reads its query, rows and counts before its wait, so that it may not start early. Its latent and
+/// lse are a mix of what it read, not attention: equal bits mean that it read the right bytes.
 std::span<const Kernel<SparseCoreArgs>> held_cores();
 
 }  // namespace dsacore::test

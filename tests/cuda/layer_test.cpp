@@ -1,7 +1,9 @@
-// The whole layer on a GPU through the public interface: against the CPU backends, in graphs of several layers under every
-// overlap mode with everything between the stages poisoned, with permuted pages and padded requests.
+// The whole layer on a GPU through the public interface: against the CPU backends, in graphs of several layers under
+// every overlap mode with everything between the stages poisoned, with permuted pages and padded requests.
 //
 // DSACORE_REPLAYS: replays of each graph (default 40).
+#include "support/layer.h"
+
 #include <cuda_runtime.h>
 
 #include <array>
@@ -14,7 +16,6 @@
 #include "driver/placed_inputs.h"
 #include "driver/run_case.h"
 #include "layer/context.h"
-#include "support/layer.h"
 
 namespace dsacore {
 namespace {
@@ -250,10 +251,9 @@ struct ChainLayer {
       const auto* data = reinterpret_cast<const std::byte*>(view.data());
       return test::Spoiled{const_cast<std::byte*>(data), view.size() * int64_t(sizeof(Element))};
     };
-    const std::array<test::Spoiled, 10> tensors = {all(v.q_c),         all(v.query),     all(v.index_query),
-                                                   all(v.head_weights), all(v.topk_tokens), all(v.topk_rows),
-                                                   all(v.valid),        all(v.latent),    all(v.lse),
-                                                   all(placed.inputs().step.out)};
+    const std::array<test::Spoiled, 10> tensors = {
+        all(v.q_c),       all(v.query), all(v.index_query), all(v.head_weights), all(v.topk_tokens),
+        all(v.topk_rows), all(v.valid), all(v.latent),      all(v.lse),          all(placed.inputs().step.out)};
     test::enqueue_poison(tensors, queue);
   }
 
@@ -274,7 +274,8 @@ std::string plain_index_projection(const CaseOptions& o) {
   return {};
 }
 
-/// Layers run one by one with the host waiting after each, then all in one graph with poison between them: the same bits.
+/// Layers run one by one with the host waiting after each, then all in one graph with poison between them: the same
+/// bits.
 void expect_graph_gives_the_same_bits(const CaseOptions& options, const char* mode, const std::string& kernels,
                                       const Backend* backend, int count) {
   Context context({.backend = BackendKind::kCuda});

@@ -38,8 +38,9 @@ TEST(CudaRequirements, NameWhatWasFoundAndWhatIsNeeded) {
   EXPECT_EQ(refusal([](cuda::Found& f) { f.ordinal = 2; }).message(),
             "device = 2: allowed 0..1, the CUDA devices of this machine");
   EXPECT_EQ(refusal([](cuda::Found& f) { f.ordinal = -1; }).code, ErrorCode::kRefused);
-  EXPECT_EQ(refusal([](cuda::Found& f) { f.name = "NVIDIA B200", f.major = 10; }).message(),
-            "device 1 = NVIDIA B200, compute capability 10.0: the cuda backend needs compute capability 9.0 (H100, H200)");
+  EXPECT_EQ(
+      refusal([](cuda::Found& f) { f.name = "NVIDIA B200", f.major = 10; }).message(),
+      "device 1 = NVIDIA B200, compute capability 10.0: the cuda backend needs compute capability 9.0 (H100, H200)");
   EXPECT_EQ(refusal([](cuda::Found& f) { f.major = 8; }).code, ErrorCode::kUnsupported);
 }
 

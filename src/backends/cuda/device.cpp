@@ -1,4 +1,6 @@
 // The device of a cuda context: its memory, the side stream, recordings as CUDA graphs.
+#include "plan/device.h"
+
 #include <cuda_runtime.h>
 
 #include <memory>
@@ -9,7 +11,6 @@
 #include "backends/cuda/launch.h"
 #include "backends/cuda/requirements.h"
 #include "dsacore/status.h"
-#include "plan/device.h"
 #include "plan/registry.h"
 
 namespace dsacore {

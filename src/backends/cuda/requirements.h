@@ -7,11 +7,11 @@ namespace dsacore::cuda {
 
 /// What was found. CUDA versions are numbers as the runtime gives them: 13010 is 13.1.
 struct Found {
-  int toolkit = 0;   ///< that this build was made with
-  int driver = 0;    ///< the newest CUDA that the driver runs; 0: no driver
-  int devices = 0;   ///< that the driver shows
-  int ordinal = 0;   ///< the one asked for
-  std::string name;  ///< of that device
+  int toolkit = 0;           ///< that this build was made with
+  int driver = 0;            ///< the newest CUDA that the driver runs; 0: no driver
+  int devices = 0;           ///< that the driver shows
+  int ordinal = 0;           ///< the one asked for
+  std::string name;          ///< of that device
   int major = 0, minor = 0;  ///< its compute capability
 };
 
