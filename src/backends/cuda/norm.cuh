@@ -46,7 +46,7 @@ __device__ __forceinline__ float block_sum(float v) {
 /// The row's factor from the sum of its blocks from left to right.
 __device__ __forceinline__ float norm_factor(float sum, int blocks, float eps) {
   const float mean = __fdiv_rn(sum, float(blocks * kNormBlock));
-  return __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+  return __frcp_rn(__fsqrt_rn(mean + eps));
 }
 __device__ __forceinline__ float norm_factor(const float* block_sums, int blocks, float eps) {
   float sum = block_sums[0];

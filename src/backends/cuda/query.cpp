@@ -45,10 +45,10 @@ Verdict accepts_split(const ShapeKey&) { return {}; }
 
 int64_t no_scratch(const ShapeKey&, int) { return 0; }
 
-void prepare_split(const ShapeKey&) { query::prepare_stream(); }
+void prepare_split(const ShapeKey& shape) { query::prepare_stream(shape.sizes.heads); }
 void prepare_fused(const ShapeKey& shape) {
   query::prepare_fused(shape.sizes.q_lora);
-  query::prepare_stream();
+  prepare_split(shape);
 }
 
 void run_split(const QueryArgs& args, const Workspace& workspace) {

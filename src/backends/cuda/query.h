@@ -38,7 +38,7 @@ void prepare_fused(int q_lora);
 void enqueue_fused(const Parameters& p, const Workspace& workspace);
 
 // query_stream.cu: steps 2 to 4 from q_c, a CTA a head.
-void prepare_stream();
+void prepare_stream(int heads);
 void enqueue_stream(const Parameters& p, const Workspace& workspace);
 
 }  // namespace dsacore::cuda::query

@@ -31,8 +31,9 @@ struct SharedPlan {
   static constexpr int kNopePitch = kNope * 2 + 16;
   static constexpr int kUkPitch = kLatents * 2 + 16;
   static constexpr int kWeightsBarrierAt = 0, kNopeBarrierAt = 8;
-  static constexpr int kSumsAt = 16;                        // [kTile][16] sums of the norm's blocks
-  static constexpr int kNopeAt = kSumsAt + kTile * 16 * 4;  // [kTile][128] BF16
+  static constexpr int kSumsPitch = kMaxQLora / kNormBlock + 4;      // floats
+  static constexpr int kSumsAt = 16;                                 // [kTile][16] sums of the norm's blocks
+  static constexpr int kNopeAt = kSumsAt + kTile * kSumsPitch * 4;   // [kTile][128] BF16
   static constexpr int kUkAt = kNopeAt + kTile * kNopePitch;
   static constexpr int kQbAt = kUkAt + kNope * kUkPitch;
 
@@ -68,6 +69,8 @@ struct TokenBlock {
   }
 };
 
+/// `Warps` of the block; 0 where only the launch knows.
+template <int Warps>
 class FusedKernel {
   using S = SharedPlan;
 
@@ -82,26 +85,29 @@ class FusedKernel {
       weights_arrived().init(1);
       nope_arrived().init(1);
       publish_barriers();
+      weights_arrived().expect(uint32_t(kRows * p_.q_lora * 2));
       nope_arrived().expect(uint32_t(p_.rows * kNope * 2));
     }
-    cluster_arrive();
-    if (warp_ == 0 && elect_one()) fetch_w_qb();
+    __syncthreads();
+    cluster_arrive_relaxed();
+    fetch_w_qb();
     fetch_w_uk();
   }
 
   __device__ __forceinline__ void run() const {
-    TokenBlock x;
-    x.load(p_.projected.row(0) + warp_ * kNormBlock, p_.projected.stride(0), p_.rows, r(), c());
-    normalise(x);
     float sums[kRowTiles][4] = {};
-    weights_arrived().wait(0);
-    multiply(x, sums);
+    {
+      TokenBlock x;
+      x.load(p_.projected.row(0) + warp_ * kNormBlock, p_.projected.stride(0), p_.rows, r(), c());
+      normalise(x);
+      weights_arrived().wait(0);
+      multiply(x, sums);
+    }
     __syncthreads();  // W_QB has been read
     write_parts(sums);
     __syncthreads();
     cluster_wait();  // all barriers are ready
     finish();
-    wait_in_cluster(nope_arrived(), 0);
     absorb();
   }
 
@@ -110,13 +116,13 @@ class FusedKernel {
   __device__ __forceinline__ Barrier nope_arrived() const { return {base_ + S::kNopeBarrierAt}; }
   __device__ __forceinline__ int r() const { return lane_ / 4; }
   __device__ __forceinline__ int c() const { return lane_ % 4; }
-  __device__ __forceinline__ int warps() const { return int(blockDim.x) / 32; }
+  __device__ __forceinline__ int warps() const { return Warps > 0 ? Warps : int(blockDim.x) / 32; }
 
-  /// The CTA's rows of W_QB: nope, then pe.
+  /// The CTA's rows of W_QB: nope, then pe. Every warp asks for some.
   __device__ __forceinline__ void fetch_w_qb() const {
+    if (!elect_one()) return;
     const uint32_t row_bytes = uint32_t(p_.q_lora) * 2;
-    weights_arrived().expect(kRows * row_bytes);
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = warp_; i < kRows; i += warps()) {
       const int row = i < kNopeRows ? rank_ * kNopeRows + i : kNope + rank_ * kPeRows + i - kNopeRows;
       bulk_copy(base_ + uint32_t(S::kQbAt + i * plan_.qb_pitch), p_.w_qb.row(int64_t(head_) * kHeadQuery + row), row_bytes,
                 weights_arrived());
@@ -145,19 +151,31 @@ class FusedKernel {
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       return sum + __shfl_xor_sync(kAllLanes, sum, 2);
     };
-    const float low = block_of(x.low), high = block_of(x.high);
-    if (c() == 0) {
-      sums[r() * 16 + warp_] = low;
-      sums[(r() + 8) * 16 + warp_] = high;
+    const float low = block_of(x.low);
+    if (c() == 0) sums[r() * S::kSumsPitch + warp_] = low;
+    if (p_.rows > 8) {
+      const float high = block_of(x.high);
+      if (c() == 0) sums[(r() + 8) * S::kSumsPitch + warp_] = high;
     }
     x.keep_packed();
     async_wait<0>();  // the norm's weights and W_UK are there
     __syncthreads();
-    finish_norm(x.low, sums, r());
-    if (p_.rows > 8) finish_norm(x.high, sums, r() + 8);
+    // Each lane has one token's factor.
+    const float4* own = reinterpret_cast<const float4*>(sums + lane_ % kTile * S::kSumsPitch);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < (Warps > 0 ? Warps : kMaxQLora / kNormBlock); i += 4) {
+      const float4 four = own[i / 4];
+      if (i < warps()) sum += four.x;
+      if (i + 1 < warps()) sum += four.y;
+      if (i + 2 < warps()) sum += four.z;
+      if (i + 3 < warps()) sum += four.w;
+    }
+    const float factor = norm_factor(sum, warps(), p_.eps);
+    finish_norm(x.low, __shfl_sync(kAllLanes, factor, r()), r());
+    if (p_.rows > 8) finish_norm(x.high, __shfl_sync(kAllLanes, factor, r() + 8), r() + 8);
   }
-  __device__ __forceinline__ void finish_norm(uint4 (&v)[kUnits], const float* sums, int token) const {
-    const float factor = norm_factor(sums + token * 16, warps(), p_.eps);
+  __device__ __forceinline__ void finish_norm(uint4 (&v)[kUnits], float factor, int token) const {
     const uint4* weights = reinterpret_cast<const uint4*>(shared_ + plan_.norm_at) + warp_ * (kNormBlock / 8) + c();
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) v[u] = normalised(v[u], factor, weights[4 * u]);
@@ -199,10 +217,7 @@ class FusedKernel {
     const float* parts = reinterpret_cast<const float*>(shared_ + S::kPartsAt);
     for (int base = warp_ * 4; base < p_.rows * kGroups; base += warps() * 4) {
       const int output = base * kGroup + lane_;
-      float sum = parts[output];
-#pragma unroll 4
-      for (int w = 1; w < warps(); ++w) sum += parts[w * (kTile * kRows) + output];
-      const uint4 values = gather_eight(sum);
+      const uint4 values = gather_eight(sum_of_parts(parts + output));
       const int token = output / kRows, group = output / kGroup % kGroups;
       if (token >= p_.rows) continue;
       if (group < kNopeRows / kGroup) {
@@ -222,6 +237,20 @@ class FusedKernel {
   }
   static_assert(kCluster == kGroup && kPeRows == kGroup);
 
+  __device__ __forceinline__ float sum_of_parts(const float* first) const {
+    if constexpr (Warps % 4 == 0 && Warps > 0) {
+      float sums[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] = first[i * (kTile * kRows)];
+#pragma unroll
+      for (int w = 4; w < Warps; ++w) sums[w % 4] += first[w * (kTile * kRows)];
+      return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+    float sum = 0;
+    for (int w = 0; w < warps(); ++w) sum += first[w * (kTile * kRows)];
+    return sum;
+  }
+
   /// The values of eight neighbouring lanes as BF16, in each of them.
   __device__ __forceinline__ uint4 gather_eight(float value) const {
     const float neighbour = __shfl_xor_sync(kAllLanes, value, 1);
@@ -237,20 +266,24 @@ class FusedKernel {
     for (int column = warp_ * 8; column < kLatents; column += warps() * 8) {
       const uint32_t x = base_ + uint32_t(S::kNopeAt + lane_ % 16 * S::kNopePitch + lane_ / 16 * 16);
       const uint32_t w = base_ + uint32_t(S::kUkAt + lane_ * S::kUkPitch + column * 2);
+      uint32_t b[kNope / 32][4];
+#pragma unroll
+      for (int k = 0; k < kNope / 32; ++k) load_matrices_transposed(b[k], w + uint32_t(k * 32 * S::kUkPitch));
+      wait_in_cluster(nope_arrived(), 0);
       float even[4] = {}, odd[4] = {};
 #pragma unroll
-      for (int k = 0; k < kNope; k += 32) {
-        uint32_t b[4], a[4];
-        load_matrices_transposed(b, w + uint32_t(k * S::kUkPitch));
-        load_matrices(a, x + uint32_t(k * 2));
-        mma_bf16(even, a, b[0], b[1]);
-        load_matrices(a, x + uint32_t(k * 2 + 32));
-        mma_bf16(odd, a, b[2], b[3]);
+      for (int k = 0; k < kNope / 32; ++k) {
+        uint32_t a[4];
+        load_matrices(a, x + uint32_t(k * 64));
+        mma_bf16(even, a, b[k][0], b[k][1]);
+        load_matrices(a, x + uint32_t(k * 64 + 32));
+        mma_bf16(odd, a, b[k][2], b[k][3]);
       }
       const int latent = rank_ * kLatents + column + 2 * c();
       store_pair(r(), latent, even[0] + odd[0], even[1] + odd[1]);
       store_pair(r() + 8, latent, even[2] + odd[2], even[3] + odd[3]);
     }
+    wait_in_cluster(nope_arrived(), 0);  // also warps without a column: nothing may arrive after the CTA's end
   }
   __device__ __forceinline__ void store_pair(int row, int column, float low, float high) const {
     if (row >= p_.rows) return;
@@ -281,20 +314,21 @@ __device__ __forceinline__ void insert_rows(const Parameters& p) {
 }
 
 /// Grid: a cluster a head, then clusters whose warps insert a row each. Block: a warp for every 128 of q_lora.
-template <int MaxWarps, int CtasAnSm>
+template <int Warps, int MaxWarps, int CtasAnSm>
 __global__ void __launch_bounds__(32 * MaxWarps, CtasAnSm) query_fused(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(16) char shared[];
   if (int(blockIdx.x) >= p.heads * kCluster) return insert_rows(p);
-  const FusedKernel kernel(p, shared);
+  const FusedKernel<Warps> kernel(p, shared);
   kernel.prepare();
   wait_for_earlier_kernels();
   let_next_kernel_start();
   kernel.run();
 }
 
-constexpr int kUsualWarps = 12;  // q_lora up to 1536: two CTAs an SM
+/// q_lora 1536 lets two CTAs share an SM.
 auto kernel_of(int q_lora) {
-  return q_lora <= kUsualWarps * kNormBlock ? query_fused<kUsualWarps, 2> : query_fused<kMaxQLora / kNormBlock, 1>;
+  constexpr int kMaxWarps = kMaxQLora / kNormBlock;
+  return q_lora == 1536 ? query_fused<12, 12, 2> : query_fused<0, kMaxWarps, 1>;
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 // parts of the latent; weights are wgmma's A, tokens N. One more warp fills the ring by tensor maps, weights before the wait for
 // earlier kernels. Bound by bytes: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us at 4.5 TB/s, against 5.7 us of wgmma at
 // 64 rows; above 128 rows the weights are read again. At 12 heads 8.7 MB of weights, and 196 KB of q_c a CTA from L2 at 64 rows.
+#include <array>
+
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/convert.cuh"
@@ -34,8 +36,8 @@ struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;
 };
 
-/// N tokens at once, `Ctas` CTAs a head.
-template <int N, int Ctas>
+/// N tokens at once, `Ctas` CTAs a head, `CtasAnSm` of them on an SM.
+template <int N, int Ctas, int CtasAnSm>
 struct StreamShape {
   static constexpr int kGroups = kParties / Ctas;  // warpgroups of a CTA
   static constexpr int kMathThreads = kGroups * 128;
@@ -45,17 +47,17 @@ struct StreamShape {
   static constexpr int kTokenBytes = N * kLineBytes;
   static constexpr int kStageBytes = (kWeightBytes + kTokenBytes > kPartBytes ? kWeightBytes + kTokenBytes : kPartBytes);
   static constexpr int kNopeBytes = kNope / kChunk * kTokenBytes;
-  // Two CTAs an SM (113 KB each) where that leaves three stages, so that the next kernel's weights may come early.
-  static constexpr int kRoom = 112 * 1024 - kNopeBytes;
-  static constexpr int kStages = kRoom / kStageBytes >= 3 ? (kRoom / kStageBytes < 8 ? kRoom / kStageBytes : 8) : 3;
+  static constexpr int kRoom = (CtasAnSm == 1 ? 224 : 112) * 1024 - kNopeBytes;
+  static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
+  static_assert(kStages >= 3);
   static constexpr int kNopeAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kNopeAt + kNopeBytes;
   static constexpr int kSharedBytes = kBarriersAt + (2 * kStages + 2) * 8;
 };
 
-template <int N, int Ctas>
+template <int N, int Ctas, int CtasAnSm>
 class StreamKernel {
-  using S = StreamShape<N, Ctas>;
+  using S = StreamShape<N, Ctas, CtasAnSm>;
   using Mma = WgmmaShape<Operands::kBf16, N>;
   static constexpr bool kCluster = Ctas > 1;
 
@@ -66,9 +68,9 @@ class StreamKernel {
 
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == 0) {
-      for (int s = 0; s < S::kStages; ++s) {
-        full(s).init(1);
-        empty(s).init(S::kMathThreads / 32);
+      for (Place at; at.turn == 0; at.advance()) {
+        full(at).init(1);
+        empty(at).init(S::kMathThreads / 32);
       }
       nope_arrived().init(1);
       nope_free().init(Ctas > 1 ? Ctas - 1 : 1);
@@ -86,79 +88,98 @@ class StreamKernel {
     const int early = min(chunks_, S::kStages);
     const bool elected = elect_one();
     if (elected) {
-      for (int block = 0; block < early; ++block) {
-        full(block).expect(S::kWeightBytes + S::kTokenBytes);
-        copy_weights(maps, block, block);
+      Place at;
+      for (int chunk = 0; chunk < early; ++chunk, at.advance()) {
+        full(at).expect(S::kWeightBytes + S::kTokenBytes);
+        copy_weights(maps, chunk, at);
       }
     }
     wait_for_earlier_kernels();
     let_next_kernel_start();
     if (!elected) return;
-    for (int first = 0, block = 0; first < p_.rows; first += N) {
-      for (int chunk = 0; chunk < chunks_; ++chunk, ++block) {
-        if (block >= early) {
-          claim(block, S::kWeightBytes + S::kTokenBytes);
-          copy_weights(maps, chunk, block);
+    Place at;
+    for (int first = 0; first < p_.rows; first += N) {
+      for (int chunk = 0; chunk < chunks_; ++chunk, at.advance()) {
+        if (first > 0 || chunk >= early) {
+          claim(at, S::kWeightBytes + S::kTokenBytes);
+          copy_weights(maps, chunk, at);
         }
-        tensor_copy(stage(block) + S::kWeightBytes, maps.q_c, chunk * kChunk, first, full(block));
+        tensor_copy(stage(at) + S::kWeightBytes, maps.q_c, chunk * kChunk, first, full(at));
       }
-      for (int part = first_part(); part < kParts; part += part_step(), ++block) {
-        claim(block, kPartBytes);
-        tensor_copy(stage(block), maps.w_uk, part * kPart, head_ * kKvB, full(block));
+      for (int part = first_part(); part < kParts; part += part_step(), at.advance()) {
+        claim(at, kPartBytes);
+        tensor_copy(stage(at), maps.w_uk, part * kPart, head_ * kKvB, full(at));
       }
     }
   }
 
   /// The warpgroups.
-  __device__ __forceinline__ void multiply() {
+  __device__ __forceinline__ void multiply() const {
     wait_for_earlier_kernels();
-    int block = 0;
+    Place at;
     for (int first = 0, tile = 0; first < p_.rows; first += N, ++tile) {
-      project(first, tile, block);
-      absorb(first, block);
+      project(first, tile, at);
+      absorb(first, at);
       if (first + N < p_.rows) free_nope();
     }
   }
 
  private:
-  // Blocks go round the ring.
-  __device__ __forceinline__ uint32_t stage(int block) const { return base_ + uint32_t(block % S::kStages) * S::kStageBytes; }
-  __device__ __forceinline__ Barrier full(int block) const {
-    return {base_ + S::kBarriersAt + uint32_t(block % S::kStages) * 8};
-  }
-  __device__ __forceinline__ Barrier empty(int block) const { return {full(block).address + S::kStages * 8}; }
+  /// A place in the ring, and which turn of it.
+  struct Place {
+    uint32_t stage = 0, turn = 0;
+    __device__ __forceinline__ void advance() {
+      if (++stage == S::kStages) stage = 0, ++turn;
+    }
+  };
+  __device__ __forceinline__ uint32_t stage(Place at) const { return base_ + at.stage * S::kStageBytes; }
+  __device__ __forceinline__ Barrier full(Place at) const { return {base_ + S::kBarriersAt + at.stage * 8}; }
+  __device__ __forceinline__ Barrier empty(Place at) const { return {full(at).address + S::kStages * 8}; }
   __device__ __forceinline__ Barrier nope_arrived() const { return {base_ + S::kBarriersAt + 2 * S::kStages * 8}; }
   __device__ __forceinline__ Barrier nope_free() const { return {nope_arrived().address + 8}; }
-  __device__ __forceinline__ void wait_full(int block) const { full(block).wait(uint32_t(block / S::kStages) & 1); }
-  __device__ __forceinline__ void release(int block) const {
-    if (lane_ == 0) empty(block).arrive();
+  __device__ __forceinline__ void wait_full(Place at) const { full(at).wait(at.turn & 1); }
+  __device__ __forceinline__ void release(Place at) const {
+    if (lane_ == 0) empty(at).arrive();
   }
-  /// Waits for the block's stage and announces its bytes.
-  __device__ __forceinline__ void claim(int block, uint32_t bytes) const {
-    if (block >= S::kStages) empty(block).wait(uint32_t(block / S::kStages - 1) & 1);
-    full(block).expect(bytes);
+  /// Waits until the stage is free and announces its bytes.
+  __device__ __forceinline__ void claim(Place at, uint32_t bytes) const {
+    if (at.turn > 0) empty(at).wait((at.turn - 1) & 1);
+    full(at).expect(bytes);
   }
-  __device__ __forceinline__ void copy_weights(const StreamMaps& maps, int chunk, int block) const {
+  __device__ __forceinline__ void copy_weights(const StreamMaps& maps, int chunk, Place at) const {
     const int row = head_ * kHeadQuery + (kCluster ? party_ * kPart : 0);
-    tensor_copy(stage(block), maps.w_qb, chunk * kChunk, row, full(block));
+    tensor_copy(stage(at), maps.w_qb, chunk * kChunk, row, full(at));
   }
   // Parts of the latent that pass through this CTA's ring.
   __device__ __forceinline__ int first_part() const { return kCluster ? party_ : 0; }
   __device__ __forceinline__ static constexpr int part_step() { return kCluster ? kParties : 1; }
 
   /// Step 2 of N tokens from `first` on: x of this warpgroup's rows.
-  __device__ __forceinline__ void project(int first, int tile, int& block) {
+  __device__ __forceinline__ void project(int first, int tile, Place& at) const {
     float sums[N / 2];
     const uint32_t own_rows = kCluster ? 0 : uint32_t(party_) * kPart * kLineBytes;
-    for (int chunk = 0; chunk < chunks_; ++chunk, ++block) {
-      wait_full(block);
-      const uint64_t a = swizzled_tile(stage(block) + own_rows), b = swizzled_tile(stage(block) + S::kWeightBytes);
+    Place before;
+    for (int chunk = 0; chunk < chunks_; ++chunk, at.advance()) {
+      wait_full(at);
+      const uint64_t a = swizzled_tile(stage(at) + own_rows), b = swizzled_tile(stage(at) + S::kWeightBytes);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kChunk / 16; ++k) Mma::shared(sums, a + 2 * k, b + 2 * k, chunk > 0 || k > 0);
       wgmma_commit();
-      wgmma_wait<0>();  // at once: the stage is worth more to the ring than a queue of products to the tensor cores
-      release(block);
+      if constexpr (kCluster) {  // one warpgroup an SM: its products must follow each other closely
+        if (chunk > 0) {
+          wgmma_wait<1>();
+          release(before);
+        }
+        before = at;
+      } else {  // three: the stage is worth more to the ring
+        wgmma_wait<0>();
+        release(at);
+      }
+    }
+    if constexpr (kCluster) {
+      wgmma_wait<0>();
+      release(before);
     }
     if (party_ < kNope / kPart) {
       if (kCluster && tile > 0) nope_free().wait(uint32_t(tile - 1) & 1);
@@ -200,24 +221,24 @@ class StreamKernel {
   }
 
   /// Steps 3 and 4: this warpgroup's parts of the latent.
-  __device__ __forceinline__ void absorb(int first, int& block) const {
-    for (int part = first_part(); part < kParts; part += part_step(), ++block) {
-      wait_full(block);
+  __device__ __forceinline__ void absorb(int first, Place& at) const {
+    for (int part = first_part(); part < kParts; part += part_step(), at.advance()) {
+      wait_full(at);
       if (part % kParties == party_) {
         float sums[N / 2];
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kNope / 16; ++k) {
-          const uint64_t a = swizzled_tile(stage(block) + uint32_t(k) * 16 * kLineBytes);
+          const uint64_t a = swizzled_tile(stage(at) + uint32_t(k) * 16 * kLineBytes);
           const uint64_t b = swizzled_tile(base_ + S::kNopeAt + uint32_t(k / 4) * S::kTokenBytes) + 2 * (k % 4);
           Mma::template shared<Major::kMn, Major::kK>(sums, a, b, k > 0);
         }
         wgmma_commit();
         wgmma_wait<0>();
-        release(block);
+        release(at);
         store(sums, first, part * kPart);
       } else {
-        release(block);
+        release(at);
       }
     }
   }
@@ -270,13 +291,13 @@ class StreamKernel {
   int party_;  ///< which 64 rows of W_QB, and parts of the latent
 };
 
-template <int N, int Ctas>
-__global__ void __launch_bounds__(StreamShape<N, Ctas>::kThreads, 1)
+template <int N, int Ctas, int CtasAnSm>
+__global__ void __launch_bounds__(StreamShape<N, Ctas, CtasAnSm>::kThreads, CtasAnSm)
     query_stream(const __grid_constant__ Parameters p, const __grid_constant__ StreamMaps maps) {
   extern __shared__ __align__(1024) char shared[];
-  StreamKernel<N, Ctas> kernel(p, shared);
+  const StreamKernel<N, Ctas, CtasAnSm> kernel(p, shared);
   kernel.init_barriers();
-  if (threadIdx.x >= StreamShape<N, Ctas>::kMathThreads) {
+  if (threadIdx.x >= StreamShape<N, Ctas, CtasAnSm>::kMathThreads) {
     kernel.fill(maps);
   } else {
     kernel.multiply();
@@ -292,14 +313,23 @@ struct Variant {
   void (*kernel)(Parameters, StreamMaps);
   int ctas, threads, weight_rows, shared_bytes;
 };
-template <int N, int Ctas, class S = StreamShape<N, Ctas>>
-constexpr Variant kVariant = {N, query_stream<N, Ctas>, Ctas, S::kThreads, S::kWeightRows, S::kSharedBytes};
-constexpr Variant kOne[] = {kVariant<8, 1>, kVariant<16, 1>, kVariant<32, 1>, kVariant<64, 1>, kVariant<128, 1>};
-constexpr Variant kThree[] = {kVariant<8, 3>, kVariant<16, 3>, kVariant<32, 3>, kVariant<64, 3>, kVariant<128, 3>};
-constexpr int kMaxHeadsOfThree = 64;
+template <int N, int Ctas, int CtasAnSm, class S = StreamShape<N, Ctas, CtasAnSm>>
+constexpr Variant kVariant = {N, query_stream<N, Ctas, CtasAnSm>, Ctas, S::kThreads, S::kWeightRows, S::kSharedBytes};
+
+/// Kernels by their tokens.
+using Variants = std::array<Variant, 5>;
+template <int Ctas, int CtasAnSm>
+constexpr Variants kVariants = {kVariant<8, Ctas, CtasAnSm>, kVariant<16, Ctas, CtasAnSm>, kVariant<32, Ctas, CtasAnSm>,
+                                kVariant<64, Ctas, CtasAnSm>, kVariant<128, Ctas, CtasAnSm>};
+
+/// A CTA a head keeps DRAM busy from 65 heads on; below, three do, and two of them share an SM where one each is too many.
+const Variants& variants_of(int heads) {
+  if (heads > 64) return kVariants<1, 1>;
+  return heads > 44 ? kVariants<3, 2> : kVariants<3, 1>;
+}
 
 const Variant& variant_of(int heads, int rows) {
-  const std::span<const Variant> variants = heads <= kMaxHeadsOfThree ? std::span(kThree) : std::span(kOne);
+  const Variants& variants = variants_of(heads);
   for (const Variant& v : variants) {
     if (rows <= v.tokens) return v;
   }
@@ -308,10 +338,8 @@ const Variant& variant_of(int heads, int rows) {
 
 }  // namespace
 
-void prepare_stream() {
-  for (const auto& variants : {std::span(kOne), std::span(kThree)}) {
-    for (const Variant& v : variants) allow_shared(v.kernel, size_t(v.shared_bytes));
-  }
+void prepare_stream(int heads) {
+  for (const Variant& v : variants_of(heads)) allow_shared(v.kernel, size_t(v.shared_bytes));
 }
 
 void enqueue_stream(const Parameters& p, const Workspace& workspace) {

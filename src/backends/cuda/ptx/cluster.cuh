@@ -18,8 +18,11 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/// The two halves of `cluster_barrier`, with work in between.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+/// The two halves of `cluster_barrier`, with work in between. This arrival orders nothing (a release waits for all loads and
+/// stores before it): enough where `publish_barriers` has made all ready that the others need.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 /// The address that a shared variable at `address` has in CTA `rank` of the cluster (for .shared::cluster accesses).
