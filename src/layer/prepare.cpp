@@ -106,18 +106,9 @@ class Bookings {
 };
 
 /// On the host one kernel's scratch is used at a time. Kernels on a device may overlap, and find in their scratch what
-/// they left there, laid out by the shape: each has its own, and where it does not say that shapes may share, one for
-/// each shape.
-template <class Args>
-std::string scratch_name(bool on_device, StageId stage, const Kernel<Args>& kernel, const ShapeKey& key) {
-  if (!on_device) return "kernel scratch";
-  const std::string whose = std::string(name_of(stage)) + " scratch (" + std::string(kernel.name);
-  if (kernel.shares_scratch) return whose + ")";
-  const auto number = [](const char* name, int64_t value) { return std::string(name) + std::to_string(value); };
-  return whose + number(", B=", key.rows) + number(" q=", key.q) + number(" H=", key.sizes.heads) +
-         number(" index_heads=", key.sizes.index_heads) + number(" q_lora=", key.sizes.q_lora) +
-         number(" topk=", key.topk) + number(" context=", key.max_context) + ", " +
-         std::string(name_of(key.kv_format)) + " " + std::string(name_of(key.index_format)) + ")";
+/// they left there: each has its own.
+std::string scratch_name(bool on_device, StageId stage, std::string_view kernel) {
+  return on_device ? std::string(name_of(stage)) + " scratch (" + std::string(kernel) + ")" : "kernel scratch";
 }
 
 }  // namespace
@@ -229,7 +220,7 @@ void PreparedLayer::Impl::reserve() {
     s.for_each_kernel([&](StageId stage, const auto& kernel) {
       KernelScratch& scratch = s.scratch[static_cast<size_t>(stage)];
       scratch.bytes = kernel.scratch_bytes(s.key, context.threads.count());
-      bookings.add(scratch.block, scratch_name(context.device != nullptr, stage, kernel, s.key), scratch.bytes);
+      bookings.add(scratch.block, scratch_name(context.device != nullptr, stage, kernel.name), scratch.bytes);
     });
   }
   StageBuffers& b = buffers;

@@ -67,8 +67,6 @@ struct Kernel {
   bool split = false;
   /// Indexer: ends in the select, and lets the next kernel start beside it.
   bool fused = false;
-  /// One scratch for all shapes: what the kernel keeps in it lies at the same place for each.
-  bool shares_scratch = false;
 };
 
 /// A backend's stages. Lists are in order of preference.

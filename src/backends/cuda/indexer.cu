@@ -49,14 +49,12 @@ constexpr Kernel<IndexerArgs> kKernels[] = {
      .scratch_bytes = scratch_bytes,
      .run = run_fused,
      .prepare = prepare,
-     .fused = true,
-     .shares_scratch = true},
+     .fused = true},
     {.name = "stock",
      .accepts = accepts,
      .scratch_bytes = scratch_bytes,
      .run = run_stock,
-     .prepare = prepare_scores,
-     .shares_scratch = true},
+     .prepare = prepare_scores},
 };
 
 }  // namespace
