@@ -2,6 +2,7 @@
 #include "backends/cuda/sparse_core_few.cuh"
 
 #include <algorithm>
+#include <bit>
 
 #include "backends/cuda/launch.h"
 #include "backends/cuda/sparse_core_kernels.h"
@@ -63,7 +64,7 @@ int64_t scratch_bytes(const ShapeKey& shape, int) {
   int64_t floats = 0;
   for (int rows = 1; rows <= shape.rows; ++rows) {
     const FewHeadsPlan plan = few_heads_plan(rows, shape.topk);
-    if (plan.groups > 1) floats = std::max(floats, rows * plan.groups * part_floats(heads_of(shape), plan.cluster));
+    if (plan.groups > 1) floats = std::max(floats, rows * plan.groups * plan.cluster * part_floats(heads_of(shape), plan.cluster));
   }
   return kArrivalBytes + floats * int64_t(sizeof(float));
 }
@@ -96,6 +97,7 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
                       .scale = args.model->attention_scale(),
                       .k_scale = args.model->k_scale,
                       .plan = plan,
+                      .slice_bits = std::countr_zero(unsigned(kLatent / plan.cluster)),
                       .stages = shared.stages,
                       .received_at = shared.received_at});
 }

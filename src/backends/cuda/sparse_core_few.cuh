@@ -79,7 +79,7 @@ __device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& warp, const
     }
     warp.logits(tile, operands);
     math_barrier();
-    warp.softmax(tile, place.keys - first);
+    warp.softmax(place.keys - first);
     math_barrier();
     warp.latents(operands);
     if constexpr (!FewHeadsFormat<Format>::kExpanded) release();
@@ -133,12 +133,13 @@ __global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __
   if (place.active_ranks == 0) return;  // the whole cluster
   // The cluster's barrier says that all its CTAs can be sent to: that they have started, and have read their tiles where
   // what is sent lies over them.
-  const bool over_tiles = args.received_at == 0;
-  if (!over_tiles) cluster_arrive();
+  const bool over_tiles = args.received_at == 0, alone = args.plan.cluster == 1;
+  if (!alone && !over_tiles) cluster_arrive();
 
   if (warp >= kMathWarps) {
     give_registers<24>();
     produce_tiles<Format, Keys>(args, place, shared_at + uint32_t(kRingAt<Format, Keys>), full, empty, warp - kMathWarps, lane);
+    if (alone) return;
     if (over_tiles) cluster_arrive();
     cluster_wait();
     return;
@@ -151,14 +152,21 @@ __global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __
     math.query.load(args.query, place.row, math.group(), lane);
     attend_tiles(math, args, place, ring, full, empty);
   }
-  if (over_tiles) cluster_arrive();
-  if (threadIdx.x == 0) received.expect(uint32_t(place.active_ranks) * bytes_from_rank(args));
-  cluster_wait();
-  if (place.keys > 0) send_sums(math, args, place, shared_at + uint32_t(received_at), received.address);
-  received.wait(0);
-  merge_cluster(args, place, bytes + received_at, exp2_scale, int(threadIdx.x));
-  if (place.active_groups == 1) return;
-  if (last_to_arrive(args, place, shared.last, int(threadIdx.x))) merge_groups(args, place, exp2_scale, int(threadIdx.x));
+  if (alone) {
+    math_barrier();
+  } else {
+    if (over_tiles) cluster_arrive();
+    if (threadIdx.x == 0) received.expect(uint32_t(place.active_ranks - (place.keys > 0 ? 1 : 0)) * bytes_from_rank(args));
+    __syncwarp();
+    cluster_wait();
+  }
+  const SumSender sender = {bytes + received_at, shared_at + uint32_t(received_at), received.address, place.rank};
+  if (place.keys > 0) send_sums(math, args, sender);
+  math_barrier();
+  if (!alone) received.wait(0);
+  const Merge<Shared> merge{shared, args, place, exp2_scale, int(threadIdx.x)};
+  merge.cluster(bytes + received_at);
+  if (place.active_groups > 1 && merge.last_to_arrive()) merge.groups();
 }
 
 }  // namespace dsacore::cuda

@@ -10,6 +10,8 @@ namespace dsacore::cuda {
 
 inline constexpr int kFewHeadsMax = 16;  ///< the 16 rows of an mma.sync operand
 
+inline constexpr int kMaxGroups = 4;      ///< clusters of a row
+
 /// Splits of a row's list of keys. Fixed by (rows, topk) alone: the bits of a row depend on nothing else of the batch.
 ///
 /// A row has `groups` clusters of `cluster` CTAs; CTA `s = group * cluster + rank` takes the keys at places
@@ -46,15 +48,18 @@ struct FewHeadsArgs {
   View<BFloat16, 3> latent;
   View<float, 2> lse;
   uint32_t* arrivals;  ///< [rows, cluster] of clusters that have left their part; zero between runs
-  float* parts;        ///< [rows, groups, cluster] of `part_of` (sparse_core_few_merge.cuh)
+  float* parts;        ///< [rows, groups, cluster] of `part_floats`
   float scale;         ///< of logits
   float k_scale;       ///< of the latent
   FewHeadsPlan plan;
+  int slice_bits;   ///< log2 of 512 / cluster
   int stages;       ///< tiles in the ring
   int received_at;  ///< where in shared memory the neighbours' parts arrive; 0: over tiles that have been read
 };
 
-/// Floats of one cluster's part.
-constexpr int64_t part_floats(int heads, int cluster) { return int64_t(heads) * (kLatent + 2 * cluster); }
+/// Floats of one cluster's part of a slice of a row: latents [heads, slice], then {largest logit, sum} [heads].
+DSACORE_HD constexpr int64_t part_floats(int heads, int cluster) {
+  return int64_t(heads) * (kLatent / cluster) + (2 * heads + 3) / 4 * 4;
+}
 
 }  // namespace dsacore::cuda

@@ -2,6 +2,7 @@
 // e4m3 and e2m1 codes, and the products of the latter with their block scales, are exact in FP16.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "backends/cuda/ptx/mma.cuh"
@@ -22,6 +23,17 @@ __device__ __forceinline__ float power_of_two(int field) { return float_of(uint3
 __device__ __forceinline__ uint32_t half2_bits(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 __device__ __forceinline__ __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
 __device__ __forceinline__ uint32_t multiply_half2(uint32_t a, __half2 b) { return half2_bits(__hmul2(half2_of(a), b)); }
+
+__device__ __forceinline__ float half_warp_max(float x) {
+#pragma unroll
+  for (int distance = 8; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, distance));
+  return x;
+}
+__device__ __forceinline__ float half_warp_sum(float x) {
+#pragma unroll
+  for (int distance = 8; distance > 0; distance /= 2) x += __shfl_xor_sync(kWholeWarp, x, distance);
+  return x;
+}
 
 /// All math warps meet; what they wrote to shared memory before is visible after.
 __device__ __forceinline__ void math_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(32 * kMathWarps) : "memory"); }
@@ -46,88 +58,100 @@ struct QueryFragments {
   float unit[2];  ///< of the heads' FP16 values, for a BF16 query; a power of two
 
   __device__ __forceinline__ void load(const QueryRows& query, int64_t row, int group, int lane) {
+    // Heads that there are not read the last one, and are zeroed when all loads are under way.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int head = lane / 4 + 8 * i;
-      const int at = group * kGroupLatents + 4 * (lane % 4);
-      if (head >= query.heads) {
-        unit[i] = 1;
-#pragma unroll
-        for (int step = 0; step < kGroupLatents / 16; ++step) latent[step][i] = latent[step][i + 2] = 0;
-        pe[i] = pe[i + 2] = 0;
-      } else if constexpr (FewHeadsFormat<Format>::kPlainPe) {
-        load_bf16(query.bf16(row, head), at, kLatent + group * 16 + 2 * (lane % 4), i);
+      const int head = min(lane / 4 + 8 * i, query.heads - 1);
+      if constexpr (FewHeadsFormat<Format>::kPlainPe) {
+        load_bf16(query.bf16(row, head) + 4 * (lane % 4), group, i);
       } else {
-        load_e4m3(query.e4m3(row, head), at, kLatent + group * 16 + 4 * (lane % 4), i);
+        load_e4m3(query.e4m3(row, head) + 4 * (lane % 4), group, i);
       }
     }
-    if constexpr (FewHeadsFormat<Format>::kPlainPe) to_half();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unit[i] = 1;
+      if constexpr (FewHeadsFormat<Format>::kPlainPe) {
+        to_half(i);
+      } else {
+        widen(i);
+      }
+      if (lane / 4 + 8 * i < query.heads) continue;
+#pragma unroll
+      for (auto& step : latent) step[i] = step[i + 2] = 0;
+      pe[i] = pe[i + 2] = 0;
+    }
   }
 
  private:
-  __device__ __forceinline__ void load_bf16(const BFloat16* query, int at, int pe_at, int i) {
+  /// `query` begins with the lane's four elements of a k-step; those of pe stay in their order.
+  __device__ __forceinline__ void load_bf16(const BFloat16* query, int group, int i) {
 #pragma unroll
     for (int step = 0; step < kGroupLatents / 16; ++step) {
-      const uint2 four = *reinterpret_cast<const uint2*>(query + at + 16 * step);
+      const uint2 four = *reinterpret_cast<const uint2*>(query + group * kGroupLatents + 16 * step);
       latent[step][i] = four.x;
       latent[step][i + 2] = four.y;
     }
-    pe[i] = *reinterpret_cast<const uint32_t*>(query + pe_at);
-    pe[i + 2] = *reinterpret_cast<const uint32_t*>(query + pe_at + 8);
+    const BFloat16* two = query - 2 * (threadIdx.x % 4) + kLatent + group * 16;
+    pe[i] = *reinterpret_cast<const uint32_t*>(two);
+    pe[i + 2] = *reinterpret_cast<const uint32_t*>(two + 8);
   }
-  __device__ __forceinline__ void load_e4m3(const uint8_t* query, int at, int pe_at, int i) {
-    unit[i] = 1;
+  __device__ __forceinline__ void load_e4m3(const uint8_t* query, int group, int i) {
 #pragma unroll
     for (int step = 0; step < kGroupLatents / 16; ++step) {
-      const uint32_t four = *reinterpret_cast<const uint32_t*>(query + at + 16 * step);
-      latent[step][i] = low_e4m3_to_f16(four);
-      latent[step][i + 2] = high_e4m3_to_f16(four);
+      latent[step][i] = *reinterpret_cast<const uint32_t*>(query + group * kGroupLatents + 16 * step);
     }
-    const uint32_t four = *reinterpret_cast<const uint32_t*>(query + pe_at);
-    pe[i] = low_e4m3_to_f16(four);
-    pe[i + 2] = high_e4m3_to_f16(four);
+    pe[i] = *reinterpret_cast<const uint32_t*>(query + kLatent + group * 16);
   }
 
-  /// BF16 pairs to FP16 pairs, each head's largest magnitude in this group moved to 2^12..2^13.
-  __device__ __forceinline__ void to_half() {
+  /// e4m3 to FP16.
+  __device__ __forceinline__ void widen(int i) {
+    const auto widen_four = [i](uint32_t (&step)[4]) {
+      step[i + 2] = high_e4m3_to_f16(step[i]);
+      step[i] = low_e4m3_to_f16(step[i]);
+    };
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t largest = 0;  // of the magnitudes' bits
+    for (auto& step : latent) widen_four(step);
+    widen_four(pe);
+  }
+
+  /// BF16 to FP16, the head's largest magnitude in this group moved to 2^12..2^13.
+  __device__ __forceinline__ void to_half(int i) {
+    __nv_bfloat162 most = __habs2(bf16_pair(latent[0][i]));
 #pragma unroll
-      for (int step = 0; step < kGroupLatents / 16; ++step) {
+    for (auto& step : latent) most = __hmax2(__hmax2(most, __habs2(bf16_pair(step[i]))), __habs2(bf16_pair(step[i + 2])));
+    most = __hmax2(most, __shfl_xor_sync(kWholeWarp, most, 1));
+    most = __hmax2(most, __shfl_xor_sync(kWholeWarp, most, 2));
+    const uint32_t bits = *reinterpret_cast<const uint32_t*>(&most);
+    const int exponent = int(max(bits & 0x7FFFu, bits >> 16 & 0x7FFFu) >> 7);
+    const int field = min(2 * 127 + 12 - exponent, 253);
+    const float factor = power_of_two(field);
+    unit[i] = power_of_two(2 * 127 - field);
 #pragma unroll
-        for (int j = i; j < 4; j += 2) {
-          largest = max(largest, max(latent[step][j] & 0x7FFFu, latent[step][j] >> 16 & 0x7FFFu));
-        }
-      }
-      largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, 1));
-      largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, 2));
-      const int field = min(2 * 127 + 12 - int(largest >> 7), 253);
-      const float factor = power_of_two(field);
-      unit[i] = power_of_two(2 * 127 - field);
+    for (auto& step : latent) {
 #pragma unroll
-      for (int step = 0; step < kGroupLatents / 16; ++step) {
-#pragma unroll
-        for (int j = i; j < 4; j += 2) {
-          const float even = float_of(latent[step][j] << 16), odd = float_of(latent[step][j] & 0xFFFF0000u);
-          latent[step][j] = half2_bits(__floats2half2_rn(even * factor, odd * factor));
-        }
+      for (int j = i; j < 4; j += 2) {
+        const float even = float_of(step[j] << 16), odd = float_of(step[j] & 0xFFFF0000u);
+        step[j] = half2_bits(__floats2half2_rn(even * factor, odd * factor));
       }
     }
+  }
+  __device__ __forceinline__ static __nv_bfloat162 bf16_pair(uint32_t bits) {
+    return *reinterpret_cast<const __nv_bfloat162*>(&bits);
   }
 };
 
-/// One math warp of eight. In the logits it has one group of latents and one half of the keys, in the softmax two
-/// heads, in the latents 64 columns; 16 heads always.
+/// One math warp of eight. In the logits it has one group of latents and one half of the keys, in the softmax two heads,
+/// one each half of the warp, in the latents 64 columns; 16 heads always.
 template <KvFormat Format, int Keys>
 struct MathWarp {
   using F = FewHeadsFormat<Format>;
   using Shared = FewHeadsShared<Format, Keys>;
   static constexpr int kScaleGroups = F::kScaleGroups;
-  static constexpr int kWarpKeys = Keys / 2, kKeyBlocks = kWarpKeys / 8;
+  static constexpr int kWarpKeys = Keys / 2;
   static constexpr int kWarpLatents = kLatent / kMathWarps, kBlocks16 = kWarpLatents / 16;
   static constexpr int kHeads = kFewHeadsMax / kMathWarps;
-  static constexpr int kLaneKeys = Keys / 32;
+  static constexpr int kLaneKeys = Keys / 16;
 
   Shared& shared;
   ExpandedTile<Keys>& expanded;  ///< where the format has one
@@ -139,19 +163,20 @@ struct MathWarp {
   /// Sums of heads r and r + 8, r = lane / 4, in their units: of 16 latents from 16 q the pairs of columns {4c, 4c + 2}
   /// at [q][0] and {4c + 1, 4c + 3} at [q][1], c = lane % 4.
   float latent[kBlocks16][2][4] = {};
-  float largest[kHeads];                 ///< logit
-  float sum[kHeads] = {};                ///< this lane's part
+  // Of the lane's head: see `head`.
+  float largest = -HUGE_VALF;  ///< logit
+  float sum = 0;               ///< this lane's part
+  float weight = 0;            ///< the largest p * scale of group (lane / 4) % 4
 
   __device__ __forceinline__ MathWarp(Shared& s, uint32_t at, int warp_index, int lane_index, float scale)
       : shared(s),
         expanded(*reinterpret_cast<ExpandedTile<Keys>*>(&s + 1)),
-        shared_at(at), warp(warp_index), lane(lane_index), exp2_scale(scale) {
-#pragma unroll
-    for (float& x : largest) x = -HUGE_VALF;
-    if (lane < kHeads) *reinterpret_cast<float4*>(shared.weight[kHeads * warp + lane]) = make_float4(0, 0, 0, 0);
-    __syncwarp();
-  }
+        shared_at(at),
+        warp(warp_index),
+        lane(lane_index),
+        exp2_scale(scale) {}
 
+  __device__ __forceinline__ int head() const { return kHeads * warp + lane / 16; }
   __device__ __forceinline__ int group() const { return warp % kKeyGroups; }
 
   // ---- logits ----
@@ -160,92 +185,36 @@ struct MathWarp {
   /// the address of what is multiplied.
   __device__ __forceinline__ void logits(const std::byte* tile, uint32_t operands) {
     const int first = warp / kKeyGroups * kWarpKeys;
-    float dot[kKeyBlocks][4] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int block = 0; block < kKeyBlocks; ++block) {
-        const int key = first + block * 8;
-        uint32_t codes[4];
-        load_matrices(codes, operands + (key + lane % 8) * F::kOperandPitch + group() * kGroupLatents +
-                                 (half * 4 + lane / 8) * 16);
-        uint2 scales = {};
-        if constexpr (F::kExpanded) {
-          scales = *reinterpret_cast<const uint2*>(&expanded.by_key[key + lane / 4][group() * 8 + half * 4]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          uint32_t low = low_e4m3_to_f16(codes[i]), high = high_e4m3_to_f16(codes[i]);
-          if constexpr (F::kExpanded) {
-            const __half2 pair = half2_of(i < 2 ? scales.x : scales.y);
-            const __half2 scale = i % 2 == 0 ? __low2half2(pair) : __high2half2(pair);
-            low = multiply_half2(low, scale);
-            high = multiply_half2(high, scale);
-          }
-          mma_f16(dot[block], query.latent[half * 4 + i], low, high);
-        }
-      }
-    }
-    if constexpr (F::kPlainPe) {
-      scale_latents(dot, tile, first);
-      add_bf16_pe(dot, operands, first);
-    } else {
-      add_e4m3_pe(dot, operands, first);
-    }
-#pragma unroll
-    for (int block = 0; block < kKeyBlocks; ++block) {
-      const int key = first + block * 8 + 2 * (lane % 4);
-      float* row = &shared.logits[group()][lane / 4][key];
-      *reinterpret_cast<float2*>(row) = make_float2(dot[block][0], dot[block][1]);
-      *reinterpret_cast<float2*>(row + 8 * (Keys + 8)) = make_float2(dot[block][2], dot[block][3]);
-    }
+    for (int keys = 0; keys < kWarpKeys; keys += 16) logits_of_16(tile, operands, first + keys);
   }
 
   // ---- softmax ----
 
-  /// The tile's p of two heads, of which the first `keys` count, and what the latents so far must be multiplied with.
-  __device__ __forceinline__ void softmax(const std::byte* tile, int keys) {
-    float x[kHeads][kLaneKeys], tile_largest[kHeads];
-    const int key = kLaneKeys * lane;
+  /// p of the tile's keys, of which the first `keys` count, and what the latents so far must be multiplied with.
+  __device__ __forceinline__ void softmax(int keys) {
+    const int first = kLaneKeys * (lane % 16);
+    float p[kLaneKeys];
+    add_groups(first, p);
+    const float before = largest;
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      add_groups(kHeads * warp + h, x[h]);
-      tile_largest[h] = largest[h];
-#pragma unroll
-      for (int j = 0; j < kLaneKeys; ++j) {
-        if (key + j >= keys) x[h][j] = -HUGE_VALF;
-        tile_largest[h] = fmaxf(tile_largest[h], x[h][j]);
-      }
+    for (int j = 0; j < kLaneKeys; ++j) {
+      if (first + j >= keys) p[j] = -HUGE_VALF;
+      largest = fmaxf(largest, p[j]);
     }
+    largest = half_warp_max(largest);
+    const float rescale = exp2_of((before - largest) * exp2_scale);
+    sum *= rescale;
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-#pragma unroll
-      for (float& value : tile_largest) value = fmaxf(value, __shfl_xor_sync(kWholeWarp, value, distance));
-    }
-    float rescale[kHeads];
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      rescale[h] = exp2_of((largest[h] - tile_largest[h]) * exp2_scale);
-      largest[h] = tile_largest[h];
-      sum[h] *= rescale[h];
-#pragma unroll
-      for (int j = 0; j < kLaneKeys; ++j) {
-        x[h][j] = key + j < keys ? exp2_of((x[h][j] - largest[h]) * exp2_scale) : 0.0f;
-        sum[h] += x[h][j];
-      }
+    for (int j = 0; j < kLaneKeys; ++j) {
+      p[j] = first + j < keys ? exp2_of((p[j] - largest) * exp2_scale) : 0.0f;
+      sum += p[j];
     }
     if constexpr (kScaleGroups > 1) {
-      store_scaled(tile, x, rescale);
+      store_scaled(first, p, rescale);
     } else {
-      constexpr float kUnit = float(1 << kUnitHeadroom);
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        float scaled[kLaneKeys];
-#pragma unroll
-        for (int j = 0; j < kLaneKeys; ++j) scaled[j] = x[h][j] * kUnit;
-        store_p(0, kHeads * warp + h, scaled);
-        if (lane == 0) shared.rescale[kHeads * warp + h][0] = rescale[h];
-      }
+      store_p(0, first, p, float(1 << kUnitHeadroom));
+      if (lane % 16 == 0) shared.rescale[head()][0] = rescale;
     }
   }
 
@@ -271,115 +240,158 @@ struct MathWarp {
     }
   }
 
-  /// Complete sums of the warp's heads, and the units of their latents.
-  __device__ __forceinline__ HeadStatistics statistics(int h) const {
-    float total = sum[h];
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(kWholeWarp, total, distance);
-    HeadStatistics result = {.largest = largest[h], .sum = total, .unused = {}, .unit = {}};
+  /// Complete sums of the lane's head, and the units of its latents.
+  __device__ __forceinline__ HeadStatistics statistics() const {
+    HeadStatistics result = {.largest = largest, .sum = half_warp_sum(sum), .unused = {}, .unit = {}};
 #pragma unroll
     for (int g = 0; g < kKeyGroups; ++g) {
-      result.unit[g] = kScaleGroups > 1 ? out_of_unit(unit_field(shared.weight[kHeads * warp + h][g])) : 1.0f / (1 << kUnitHeadroom);
+      result.unit[g] = 1.0f / (1 << kUnitHeadroom);
+      if constexpr (kScaleGroups > 1) result.unit[g] = of_group(out_of_unit(unit_field(weight)), g);
     }
     return result;
   }
 
  private:
-  /// Dot products of FP16 queries with codes, times the scales of key and query.
-  __device__ __forceinline__ void scale_latents(float (&dot)[kKeyBlocks][4], const std::byte* tile, int first) const {
+  /// Of two blocks of eight keys; no more, for want of registers.
+  __device__ __forceinline__ void logits_of_16(const std::byte* tile, uint32_t operands, int first) {
+    float dot[2][4] = {};
 #pragma unroll
-    for (int block = 0; block < kKeyBlocks; ++block) {
-      const std::byte* scale = tile + (first + block * 8 + 2 * (lane % 4)) * F::kPitch + KvFp8DsMla::kScalesAt +
-                               group() * int(sizeof(float));
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int block = 0; block < 2; ++block) multiply_keys(dot[block], operands, first + block * 8, half);
+    }
+    if constexpr (F::kPlainPe) scale_latents(dot, tile, first);
+    add_pe(dot, operands, first);
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      float* row = &shared.logits[group()][lane / 4][first + block * 8 + 2 * (lane % 4)];
+      *reinterpret_cast<float2*>(row) = make_float2(dot[block][0], dot[block][1]);
+      *reinterpret_cast<float2*>(row + 8 * (Keys + 8)) = make_float2(dot[block][2], dot[block][3]);
+    }
+  }
+
+  /// Dot products with eight keys over 64 latents.
+  __device__ __forceinline__ void multiply_keys(float (&dot)[4], uint32_t operands, int key, int half) const {
+    uint32_t codes[4];
+    load_matrices(codes, operands + (key + lane % 8) * F::kOperandPitch + group() * kGroupLatents + (half * 4 + lane / 8) * 16);
+    uint2 scales = {};
+    if constexpr (F::kExpanded) {
+      scales = *reinterpret_cast<const uint2*>(&expanded.by_key[key + lane / 4][group() * 8 + half * 4]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t low = low_e4m3_to_f16(codes[i]), high = high_e4m3_to_f16(codes[i]);
+      if constexpr (F::kExpanded) {
+        const __half2 pair = half2_of(i < 2 ? scales.x : scales.y);
+        const __half2 scale = i % 2 == 0 ? __low2half2(pair) : __high2half2(pair);
+        low = multiply_half2(low, scale);
+        high = multiply_half2(high, scale);
+      }
+      mma_f16(dot, query.latent[half * 4 + i], low, high);
+    }
+  }
+
+  /// Dot products of FP16 queries with codes, times the scales of key and query.
+  __device__ __forceinline__ void scale_latents(float (&dot)[2][4], const std::byte* tile, int first) {
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const int key = first + block * 8 + 2 * (lane % 4);
+      const std::byte* scale = tile + key * F::kPitch + KvFp8DsMla::kScalesAt + group() * int(sizeof(float));
       const float even = *reinterpret_cast<const float*>(scale), odd = *reinterpret_cast<const float*>(scale + F::kPitch);
+      if (lane < 4) *reinterpret_cast<float2*>(&shared.scales[group()][key]) = make_float2(even, odd);
       dot[block][0] *= even * query.unit[0];
       dot[block][1] *= odd * query.unit[0];
       dot[block][2] *= even * query.unit[1];
       dot[block][3] *= odd * query.unit[1];
     }
   }
-  __device__ __forceinline__ void add_bf16_pe(float (&dot)[kKeyBlocks][4], uint32_t operands, int first) const {
-#pragma unroll
-    for (int block = 0; block < kKeyBlocks; block += 2) {
-      uint32_t values[4];
-      load_matrices(values, operands + (first + (block + lane / 16) * 8 + lane % 8) * F::kOperandPitch + F::kPeAt +
-                                group() * 16 * int(sizeof(BFloat16)) + lane / 8 % 2 * 16);
-      mma_bf16(dot[block], query.pe, values[0], values[1]);
-      mma_bf16(dot[block + 1], query.pe, values[2], values[3]);
-    }
-  }
-  __device__ __forceinline__ void add_e4m3_pe(float (&dot)[kKeyBlocks][4], uint32_t operands, int first) const {
-    uint32_t codes[4];  // of 32 keys; with fewer, the first are read twice
-    load_matrices(codes, operands + (first + lane % kWarpKeys) * F::kOperandPitch + F::kPeAt + group() * 16);
-#pragma unroll
-    for (int block = 0; block < kKeyBlocks; ++block) {
-      mma_f16(dot[block], query.pe, low_e4m3_to_f16(codes[block]), high_e4m3_to_f16(codes[block]));
+
+  /// Adds 16 elements of pe: BF16 as they are, else codes as those of the latents.
+  __device__ __forceinline__ void add_pe(float (&dot)[2][4], uint32_t operands, int first) const {
+    constexpr int kPeBytes = F::kPlainPe ? int(sizeof(BFloat16)) : 1;
+    uint32_t x[4];  // BF16: of each block elements 0..7 and 8..15; else of each block its codes, twice
+    const int block = F::kPlainPe ? lane / 16 : lane / 8 % 2, piece = F::kPlainPe ? lane / 8 % 2 : 0;
+    load_matrices(x, operands + (first + block * 8 + lane % 8) * F::kOperandPitch + F::kPeAt + group() * 16 * kPeBytes +
+                         piece * 16);
+    if constexpr (F::kPlainPe) {
+      mma_bf16(dot[0], query.pe, x[0], x[1]);
+      mma_bf16(dot[1], query.pe, x[2], x[3]);
+    } else {
+      mma_f16(dot[0], query.pe, low_e4m3_to_f16(x[0]), high_e4m3_to_f16(x[0]));
+      mma_f16(dot[1], query.pe, low_e4m3_to_f16(x[1]), high_e4m3_to_f16(x[1]));
     }
   }
 
-  __device__ __forceinline__ void add_groups(int head, float (&x)[kLaneKeys]) const {
+  /// `count` neighbouring floats of shared memory, 2 or 4.
+  static __device__ __forceinline__ void load_floats(const float* from, float (&to)[kLaneKeys]) {
+    if constexpr (kLaneKeys == 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from);
+      to[0] = four.x;
+      to[1] = four.y;
+      to[2] = four.z;
+      to[3] = four.w;
+    } else {
+      const float2 two = *reinterpret_cast<const float2*>(from);
+      to[0] = two.x;
+      to[1] = two.y;
+    }
+  }
+
+  /// Logits of the lane's keys.
+  __device__ __forceinline__ void add_groups(int first, float (&x)[kLaneKeys]) const {
+    load_floats(&shared.logits[0][head()][first], x);
 #pragma unroll
-    for (int g = 0; g < kKeyGroups; ++g) {
-      const float* part = &shared.logits[g][head][kLaneKeys * lane];
-      float values[kLaneKeys];
-      if constexpr (kLaneKeys == 2) {
-        const float2 two = *reinterpret_cast<const float2*>(part);
-        values[0] = two.x;
-        values[1] = two.y;
-      } else {
-        values[0] = part[0];
-      }
+    for (int g = 1; g < kKeyGroups; ++g) {
+      float part[kLaneKeys];
+      load_floats(&shared.logits[g][head()][first], part);
 #pragma unroll
-      for (int j = 0; j < kLaneKeys; ++j) x[j] = g == 0 ? values[j] : x[j] + values[j];
+      for (int j = 0; j < kLaneKeys; ++j) x[j] += part[j];
     }
   }
 
   /// p times each group's scale of the key, in units that follow the largest product.
-  __device__ __forceinline__ void store_scaled(const std::byte* tile, const float (&p)[kHeads][kLaneKeys],
-                                               const float (&rescale)[kHeads]) {
-    float4 scales[kLaneKeys];
+  __device__ __forceinline__ void store_scaled(int first, const float (&p)[kLaneKeys], float rescale) {
+    float product[kScaleGroups][kLaneKeys], most[kScaleGroups] = {};
 #pragma unroll
-    for (int j = 0; j < kLaneKeys; ++j) {
-      scales[j] = *reinterpret_cast<const float4*>(tile + (kLaneKeys * lane + j) * F::kPitch + KvFp8DsMla::kScalesAt);
-    }
+    for (int g = 0; g < kScaleGroups; ++g) {
+      load_floats(&shared.scales[g][first], product[g]);
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      float4& stored = *reinterpret_cast<float4*>(shared.weight[kHeads * warp + h]);
-      const float4 old = stored;
-      float weight[kScaleGroups] = {old.x, old.y, old.z, old.w};
-      float factor[kScaleGroups];
-#pragma unroll
-      for (int g = 0; g < kScaleGroups; ++g) {
-        float product[kLaneKeys];
-        uint32_t tile_weight = 0;
-#pragma unroll
-        for (int j = 0; j < kLaneKeys; ++j) {
-          product[j] = p[h][j] * (g == 0 ? scales[j].x : g == 1 ? scales[j].y : g == 2 ? scales[j].z : scales[j].w);
-          tile_weight = max(tile_weight, bits_of(product[j]));
-        }
-        tile_weight = __reduce_max_sync(kWholeWarp, tile_weight);
-        const int before = unit_field(weight[g]);
-        weight[g] = fmaxf(weight[g] * rescale[h], float_of(tile_weight));
-        const int now = unit_field(weight[g]);
-        factor[g] = rescale[h] * power_of_two(min(max(127 + before - now, 0), 254));
-#pragma unroll
-        for (int j = 0; j < kLaneKeys; ++j) product[j] *= into_unit(now);
-        store_p(g, kHeads * warp + h, product);
-      }
-      __syncwarp();
-      if (lane == 0) {
-        stored = make_float4(weight[0], weight[1], weight[2], weight[3]);
-        *reinterpret_cast<float4*>(shared.rescale[kHeads * warp + h]) = make_float4(factor[0], factor[1], factor[2], factor[3]);
+      for (int j = 0; j < kLaneKeys; ++j) {
+        product[g][j] *= p[j];
+        most[g] = fmaxf(most[g], product[g][j]);
       }
     }
+    const float tile_weight = largest_of_group(most);
+    const int field_before = unit_field(weight);
+    weight = fmaxf(weight * rescale, tile_weight);
+    const int field = unit_field(weight);
+    const float change = power_of_two(min(max(127 + field_before - field, 0), 254));
+    if (lane % 4 == 0) shared.rescale[head()][lane / 4 % 4] = rescale * change;
+#pragma unroll
+    for (int g = 0; g < kScaleGroups; ++g) store_p(g, first, product[g], of_group(into_unit(field), g));
   }
 
-  __device__ __forceinline__ void store_p(int g, int head, const float (&p)[kLaneKeys]) {
-    __half* to = &shared.p[g][head][kLaneKeys * lane];
-    if constexpr (kLaneKeys == 2) {
-      *reinterpret_cast<__half2*>(to) = __floats2half2_rn(p[0], p[1]);
+  /// The largest of `values[g]` over the half warp, for g = (lane / 4) % 4: each exchange halves what a lane keeps.
+  __device__ __forceinline__ float largest_of_group(const float (&values)[4]) const {
+    const bool upper = (lane & 8) != 0, odd = (lane & 4) != 0;
+    const float kept0 = fmaxf(upper ? values[2] : values[0], __shfl_xor_sync(kWholeWarp, upper ? values[0] : values[2], 8));
+    const float kept1 = fmaxf(upper ? values[3] : values[1], __shfl_xor_sync(kWholeWarp, upper ? values[1] : values[3], 8));
+    float result = fmaxf(odd ? kept1 : kept0, __shfl_xor_sync(kWholeWarp, odd ? kept0 : kept1, 4));
+    result = fmaxf(result, __shfl_xor_sync(kWholeWarp, result, 2));
+    return fmaxf(result, __shfl_xor_sync(kWholeWarp, result, 1));
+  }
+  /// What the lanes of this half warp that have group `g` hold.
+  __device__ __forceinline__ float of_group(float value, int g) const {
+    return __shfl_sync(kWholeWarp, value, (lane & 16) + 4 * g);
+  }
+
+  __device__ __forceinline__ void store_p(int g, int first, const float (&p)[kLaneKeys], float factor) {
+    __half* to = &shared.p[g][head()][first];
+    const uint32_t low = half2_bits(__floats2half2_rn(p[0] * factor, p[1] * factor));
+    if constexpr (kLaneKeys == 4) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(low, half2_bits(__floats2half2_rn(p[2] * factor, p[3] * factor)));
     } else {
-      *to = __float2half_rn(p[0]);
+      *reinterpret_cast<uint32_t*>(to) = low;
     }
   }
 
@@ -428,9 +440,9 @@ __device__ __forceinline__ void expand_tile(const std::byte* tile, ExpandedTile<
   using Format = FewHeadsFormat<KvFormat::kNvfp4DsMla>;
   constexpr int kThreads = 32 * kMathWarps;
   constexpr int kPieces = kLatent / 16;  // of 8 bytes
-#pragma unroll
-  for (int i = thread; i < Keys * kPieces; i += kThreads) {
-    const int key = i / kPieces, piece = i % kPieces;
+#pragma unroll 4
+  for (int turn = 0; turn < Keys * kPieces / kThreads; ++turn) {
+    const int key = thread / kPieces + turn * (kThreads / kPieces), piece = thread % kPieces;
     const uint2 codes = *reinterpret_cast<const uint2*>(tile + key * Format::kPitch + KvNvfp4DsMla::kValuesAt + piece * 8);
     uint32_t wide[4];
 #pragma unroll

@@ -60,6 +60,12 @@ struct alignas(16) HeadStatistics {
 };
 static_assert(sizeof(HeadStatistics) == 32);
 
+/// The softmax of a head over several parts.
+struct MergedHead {
+  float largest;
+  float sum;
+};
+
 /// An expanded tile: e4m3 operands, and each block's scale in FP16 in two orders.
 template <int Keys>
 struct ExpandedTile {
@@ -78,9 +84,9 @@ struct FewHeadsShared {
   alignas(128) float logits[kKeyGroups][kFewHeadsMax][Keys + 8];  ///< each group's part of the dot products
   alignas(16) __half p[kScaleGroups][kFewHeadsMax][Keys + 8];     ///< times the key's scale, in the head's unit
   alignas(16) float rescale[kFewHeadsMax][kScaleGroups];          ///< of the latents summed so far
-  /// The largest p * scale so far; only the warp that owns the head touches it.
-  alignas(16) float weight[kFewHeadsMax][kKeyGroups];
+  alignas(16) float scales[kScaleGroups][Keys];                   ///< of the tile's keys, where p is multiplied by them
   alignas(8) uint64_t full[3], empty[3], received;
+  float shares[kMaxGroups][kFewHeadsMax];
   uint32_t last;
 };
 
