@@ -49,7 +49,7 @@ if [ -n "$join" ]; then
 fi
 
 [ -f "$bundle" ] || usage
-[[ $part =~ ^[0-9]+$ && $parts =~ ^[0-9]+$ ]] && ((part >= 1 && part <= parts)) || usage
+if ! [[ $part =~ ^[0-9]+$ && $parts =~ ^[0-9]+$ ]] || ((part < 1 || part > parts)); then usage; fi
 here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT
 tar -C "$here" -xJf "$bundle"
@@ -96,7 +96,8 @@ only=''
 for program in $(cd "$root/bin" && ls cuda_*_test); do run_program plain "$program" "$(program_limit)"; done
 
 if [ "$sanitize" = yes ]; then
-  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
+  sanitizer=$(command -v compute-sanitizer || find /usr/local -path '*/bin/compute-sanitizer' 2>/dev/null | tail -n 1)
+  [ -n "$sanitizer" ] || { echo "no compute-sanitizer here; see --no-sanitizers" >&2; exit 1; }
   only='*Small*'
   at_once=$(($(nproc) > 16 ? 16 : $(nproc)))
   for tool in "${tools[@]}"; do
@@ -104,6 +105,10 @@ if [ "$sanitize" = yes ]; then
     # One entry a finding that is the tool's own, each with its reason; see ci/sanitizer.
     [ ! -f "$root/suppressions/$tool.xml" ] || options+=(--suppressions "$root/suppressions/$tool.xml")
     for program in $(cd "$root/bin" && ls cuda_*_test); do
+      if ! env LD_LIBRARY_PATH="$root/lib" "$root/bin/$program" --gtest_list_tests --gtest_filter="$only" | grep -q '^  '; then
+        echo "FAILED $tool $program (no test is named Small)" >>"$summary"
+        continue
+      fi
       while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done
       run_program "$tool" "$program" "$(remaining)" "$sanitizer" "${options[@]}" &
     done

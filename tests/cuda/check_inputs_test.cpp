@@ -37,7 +37,10 @@ struct Bench {
     own(source.step.index_slots, index_slots);
     own(source.step.block_table, table);
     own(source.step.seq_lens, seq_lens);
-    if (cache_pages > 0) index_slots.assign(index_slots.size(), -1);  // they may lie past the few pages
+    if (cache_pages > 0) {  // they may lie past the few pages
+      index_slots.assign(index_slots.size(), -1);
+      std::fill(table.begin(), table.end(), 1);
+    }
     width = source.step.block_table.extent(1);
     if (index_table) {
       own(source.step.index_block_table, index_tables);

@@ -401,8 +401,8 @@ TEST(Value, Times) {
           enqueue(i, queue);
         });
         const double alone = graph_us(layers, [&](int, Queue queue) { enqueue_spin(5, queue); });
-        std::printf("%-6s %4d %4d | %9.2f %6.2f | %+.2f\n", kernel.name.data(), heads, rows, us, floor_us(heads, rows),
-                    behind - alone);
+        std::printf("%-6s %4d %4d | %9.2f %6.2f | %+.2f of %.2f\n", kernel.name.data(), heads, rows, us,
+                    floor_us(heads, rows), behind - alone, alone);
       }
     }
   }

@@ -65,39 +65,54 @@ __device__ Offender check_slots(View<const int64_t, 1> slots, int64_t rows, Inpu
   return row == 0 && last_row >= 0 ? offender(twice, last_row) : 0;
 }
 
-/// The first entry of a unit's part of a table row that is not in 0..pages-1.
-__device__ Offender check_entries(const int32_t* row, int64_t first, int64_t count, int64_t pages, InputCheck check,
-                                  int request) {
-  const int64_t end = min(first + kUnitEntries, count);
-  for (int64_t i = first + threadIdx.x; i < end; i += kThreads) {
-    if (row[i] < 0 || row[i] >= pages) return offender(check, request, i);
-  }
-  return 0;
-}
+/// A thread's entries of a unit: all are on their way before the first is looked at.
+struct Entries {
+  static constexpr int kCount = kUnitEntries / kThreads;
+  int32_t page[kCount];
+  int first;  // index of page[0]; the next are kThreads apart
+  int end;
 
-/// A request's length, and `kUnitEntries` of its table entries.
-__device__ Offender check_request(const InputCheckArgs& p, int request, int64_t first) {
-  const int64_t length = p.seq_lens(request);
+  __device__ __forceinline__ Entries(const int32_t* row, int first_of_unit, int end_of_row)
+      : first(first_of_unit + int(threadIdx.x)), end(end_of_row) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) page[i] = first + i * kThreads < end ? row[first + i * kThreads] : 0;
+  }
+  /// The first of those below `count` that is not in 0..pages-1.
+  __device__ __forceinline__ Offender check(int count, int64_t pages, InputCheck check, int request) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int at = first + i * kThreads;
+      if (at < min(count, end) && (page[i] < 0 || page[i] >= pages)) return offender(check, request, at);
+    }
+    return 0;
+  }
+};
+
+/// A request's length, and `kUnitEntries` of its table entries from `first` on.
+__device__ Offender check_request(const InputCheckArgs& p, int request, int first) {
+  const int32_t length = p.seq_lens(request);
   if (length < 0 || length > p.max_context) return offender(InputCheck::kSeqLen, request);
-  const int64_t local = local_count(p.shard, length);
+  const int32_t local = p.shard.ranks == 1 ? length : int32_t(local_count(p.shard, length));
   if (local > p.local_context) return offender(InputCheck::kSeqLenBeyondPages, request);
-  const int64_t count = pages_of(local, p.kv.page);
+  const int full = local / p.kv.page;  // whole pages
+  const int rest = local - full * p.kv.page;
+  const int count = full + (rest != 0);
   if (count > p.block_table.extent(1)) return offender(InputCheck::kBlockTableWidth, request);
   const int32_t* row = p.block_table.row(request);
-  Offender found = check_entries(row, first, count, p.kv.pages, InputCheck::kBlockTable, request);
+  const Entries entries(row, first, count);
+  Offender found = entries.check(count, p.kv.pages, InputCheck::kBlockTable, request);
   if (!p.index_block_table.empty()) {
-    const int64_t index_count = pages_of(local, kIndexPage);
+    const int index_count = int(pages_of(local, kIndexPage));
     if (index_count > p.index_block_table.extent(1)) {
       return max(found, offender(InputCheck::kIndexBlockTableWidth, request));
     }
-    return max(found, check_entries(p.index_block_table.row(request), first, index_count, p.index.pages,
-                                    InputCheck::kIndexBlockTable, request));
+    const Entries index_entries(p.index_block_table.row(request), first, index_count);
+    return max(found, index_entries.check(index_count, p.index.pages, InputCheck::kIndexBlockTable, request));
   }
   const int parts = p.kv.page / kIndexPage;  // index pages of an MLA page
-  const int64_t full = local / p.kv.page;
-  found = max(found, check_entries(row, first, full, p.index.pages / parts, InputCheck::kDerivedIndexPage, request));
-  if (local % p.kv.page != 0) {  // the last page needs the index pages of its tokens only
-    const int64_t last = int64_t(row[full]) * parts + pages_of(local % p.kv.page, kIndexPage) - 1;
+  found = max(found, entries.check(full, p.index.pages / parts, InputCheck::kDerivedIndexPage, request));
+  if (rest != 0) {  // the last page needs the index pages of its tokens only
+    const int64_t last = int64_t(row[full]) * parts + pages_of(rest, kIndexPage) - 1;
     if (last >= p.index.pages) found = max(found, offender(InputCheck::kDerivedLastIndexPage, request, full));
   }
   return found;
@@ -165,7 +180,7 @@ __global__ void __launch_bounds__(kThreads)
       found = max(found, check_slots(p.index_slots, p.index.pages * kIndexPage, InputCheck::kIndexSlot,
                                      InputCheck::kIndexSlotTwice));
     } else {
-      found = max(found, check_request(p, (unit - 1) / parts, int64_t((unit - 1) % parts) * kUnitEntries));
+      found = max(found, check_request(p, (unit - 1) / parts, (unit - 1) % parts * kUnitEntries));
     }
   }
   found = first_of_block(found);

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ Ga
   if (column >= int(p.out.extent(1))) return;
   const Bf16Pair v = load_pair(p.v.row(row) + column, p.v_pairs);
   const Bf16Pair gate = load_pair(p.gate.row(row) + column, p.gate_pairs);
-  store_pair(p.out.row(row) + column, p.live.length(row) > 0 ? gated(v, gate) : Bf16Pair{0}, p.out_pairs);
+  store_pair(p.out.row(row) + column, p.live(row) ? gated(v, gate) : Bf16Pair{0}, p.out_pairs);
 }
 
 }  // namespace

@@ -43,8 +43,6 @@ struct FusedParameters {
   int rows;
   int tile_rows;
   int tiles;  // of rows
-  bool gate_pairs;
-  bool out_pairs;
 };
 
 /// 16 bytes of weights, loaded before the wait. By a load that the assembler keeps there: it takes one through the
@@ -69,7 +67,7 @@ struct Partials {
   float sum[kWarps][kGroup][Columns + 8];
 };
 
-/// What a thread finishes of each group of rows: pairs of neighbouring columns, `rows_apart` rows from each other.
+/// What a thread finishes of each group of rows: pairs of neighbouring columns, `kRowsApart` rows from each other.
 template <int Columns>
 struct OutputPairs {
   static constexpr int kPerRow = Columns / 2;
@@ -82,20 +80,34 @@ struct OutputPairs {
   __device__ __forceinline__ explicit OutputPairs(int thread) : row(thread / kPerRow), column(thread % kPerRow * 2) {}
 };
 
-/// One lane's share of a group of rows, `lane / 4` and 8 on, and what its thread needs to finish it. Loaded a group
-/// ahead.
+/// One lane's share of a group of rows, `lane / 4` and 8 on, and the gates of the pairs that its thread finishes.
+/// Loaded a group ahead.
 template <int Columns>
 struct RowGroup {
   uint4 low[kHalves];
   uint4 high[kHalves];
   Bf16Pair gate[OutputPairs<Columns>::kCount];
-  int32_t length[OutputPairs<Columns>::kCount];
 };
 
-/// Sums of this warp's 64 latent values for 16 rows and one strip of columns.
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint4& low, const uint4& high, const uint4& weights) {
-  mma_bf16(sum, {low.x, high.x, low.y, high.y}, weights.x, weights.y);
-  mma_bf16(sum, {low.z, high.z, low.w, high.w}, weights.z, weights.w);
+/// Sums of this warp's 64 latent values for 16 rows and `Strips` strips of columns from `first` on.
+template <int Strips, int Columns>
+__device__ __forceinline__ void multiply(float (&sum)[Strips][4], const RowGroup<Columns>& rows,
+                                         const Strip (&strips)[Columns / kStrip], int first) {
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const uint4 low = rows.low[h];
+    const uint4 high = rows.high[h];
+#pragma unroll
+    for (int s = 0; s < Strips; ++s) {
+      const uint4 weights = strips[first + s].weights[h];
+      mma_bf16(sum[s], {low.x, high.x, low.y, high.y}, weights.x, weights.y);
+    }
+#pragma unroll
+    for (int s = 0; s < Strips; ++s) {
+      const uint4 weights = strips[first + s].weights[h];
+      mma_bf16(sum[s], {low.z, high.z, low.w, high.w}, weights.z, weights.w);
+    }
+  }
 }
 
 /// v of two neighbouring columns: the warps' sums in order, rounded.
@@ -108,25 +120,28 @@ __device__ __forceinline__ Bf16Pair add_up(const Partials<Columns>& partials, in
     sum.x += next.x;
     sum.y += next.y;
   }
-  return make_pair(to_bf16(sum.x), to_bf16(sum.y));
+  return round_pair(sum.x, sum.y);
 }
 
 /// As many CTAs an SM as the registers of a slice allow.
 constexpr int min_ctas(int columns) { return columns == 16 ? 4 : columns == 32 ? 3 : 2; }
 
-template <int Columns>
+/// `Aligned`: the pairs of gate and out lie on words.
+template <int Columns, bool Aligned>
 __global__ void __launch_bounds__(kThreads, min_ctas(Columns)) value_fused(const __grid_constant__ FusedParameters p) {
   using Pairs = OutputPairs<Columns>;
   constexpr int kSlices = kValue / Columns;
   constexpr int kStrips = Columns / kStrip;
+  constexpr int kAtOnce = 2;  // strips whose sums are in registers together
   __shared__ __align__(16) Partials<Columns> partials;
+  __shared__ bool live[kMaxRows];  // the tile's rows are set
   const int lane = int(threadIdx.x) % 32;
   const int warp = int(threadIdx.x) / 32;
   const int slice = int(blockIdx.x) / p.tiles % kSlices;
   const int head = int(blockIdx.x) / p.tiles / kSlices;
   const int first_row = int(blockIdx.x) % p.tiles * p.tile_rows;
   const int end_row = min(first_row + p.tile_rows, p.rows);
-  const int in_row = warp * kChunk + lane % 4 * 8;  // where a lane's 16 bytes lie in a latent row, weights and values
+  const uint32_t in_row = warp * kChunk + lane % 4 * 8;  // where a lane's 16 bytes lie in a latent row, weights and values
   const Pairs pairs(int(threadIdx.x));
   const int column = head * kValue + slice * Columns + pairs.column;
 
@@ -138,50 +153,48 @@ __global__ void __launch_bounds__(kThreads, min_ctas(Columns)) value_fused(const
     for (int h = 0; h < kHalves; ++h) strips[s].weights[h] = load_weights(weights + s * kStrip * kLatent + h * 32);
   }
 
-  const BFloat16* latent = p.latent + head * kLatent + in_row;
+  const uint32_t latent_at = uint32_t(head * kLatent) + in_row;
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
   const auto fetch = [&](int group_row) {
-    RowGroup<Columns> group{};
-    const int low = group_row + lane / 4;
-    const int high = low + kGroup / 2;
-    const BFloat16* low_at = latent + uint32_t(low) * p.latent_pitch;
-    const BFloat16* high_at = latent + uint32_t(high) * p.latent_pitch;
+    RowGroup<Columns> group;
+    // Rows past the last one repeat it: nobody takes their sums.
+    const uint32_t low = uint32_t(min(group_row + lane / 4, end_row - 1)) * p.latent_pitch + latent_at;
+    const uint32_t high = uint32_t(min(group_row + lane / 4 + kGroup / 2, end_row - 1)) * p.latent_pitch + latent_at;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      if (low < end_row) group.low[h] = *reinterpret_cast<const uint4*>(low_at + h * 32);
-      if (high < end_row) group.high[h] = *reinterpret_cast<const uint4*>(high_at + h * 32);
+      group.low[h] = *reinterpret_cast<const uint4*>(p.latent + low + h * 32);
+      group.high[h] = *reinterpret_cast<const uint4*>(p.latent + high + h * 32);
     }
+    if (p.gate != nullptr) {
 #pragma unroll
-    for (int i = 0; i < Pairs::kCount; ++i) {
-      const int in_group = pairs.row + i * Pairs::kRowsApart;
-      const int row = group_row + in_group;
-      if ((!Pairs::kAllThreads && in_group >= kGroup) || row >= end_row) continue;
-      group.length[i] = p.live.length(row);
-      if (p.gate != nullptr) group.gate[i] = load_pair(p.gate + (uint32_t(row) * p.gate_pitch + column), p.gate_pairs);
+      for (int i = 0; i < Pairs::kCount; ++i) {
+        const uint32_t row = uint32_t(min(group_row + pairs.row + i * Pairs::kRowsApart, end_row - 1));
+        group.gate[i] = load_pair(p.gate + (row * p.gate_pitch + column), Aligned);
+      }
     }
     return group;
   };
 
   RowGroup<Columns> group = fetch(first_row);
+  if (const int row = first_row + int(threadIdx.x); row < end_row) live[row] = p.live(row);
 #pragma unroll 1
   for (int group_row = first_row; group_row < end_row; group_row += kGroup) {
-    float sum[kStrips][4] = {};
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-      for (int s = 0; s < kStrips; ++s) multiply(sum[s], group.low[h], group.high[h], strips[s].weights[h]);
-    }
     __syncthreads();  // the last group's sums have been added up
 #pragma unroll
-    for (int s = 0; s < kStrips; ++s) {
-      float* at = &partials.sum[warp][lane / 4][s * kStrip + lane % 4 * 2];
-      *reinterpret_cast<float2*>(at) = {sum[s][0], sum[s][1]};
-      *reinterpret_cast<float2*>(at + kGroup / 2 * (Columns + 8)) = {sum[s][2], sum[s][3]};
+    for (int first = 0; first < kStrips; first += kAtOnce) {
+      float sum[kAtOnce][4] = {};
+      multiply(sum, group, strips, first);
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s) {
+        float* at = &partials.sum[warp][lane / 4][(first + s) * kStrip + lane % 4 * 2];
+        *reinterpret_cast<float2*>(at) = {sum[s][0], sum[s][1]};
+        *reinterpret_cast<float2*>(at + kGroup / 2 * (Columns + 8)) = {sum[s][2], sum[s][3]};
+      }
     }
     const RowGroup<Columns> done = group;
-    group = fetch(group_row + kGroup);
+    if (group_row + kGroup < end_row) group = fetch(group_row + kGroup);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) {
@@ -190,9 +203,16 @@ __global__ void __launch_bounds__(kThreads, min_ctas(Columns)) value_fused(const
       if ((!Pairs::kAllThreads && in_group >= kGroup) || row >= end_row) continue;
       Bf16Pair v = add_up(partials, in_group, pairs.column);
       if (p.gate != nullptr) v = gated(v, done.gate[i]);
-      store_pair(p.out + (uint32_t(row) * p.out_pitch + column), done.length[i] > 0 ? v : Bf16Pair{0}, p.out_pairs);
+      store_pair(p.out + (uint32_t(row) * p.out_pitch + column), live[row] ? v : Bf16Pair{0}, Aligned);
     }
   }
+}
+
+using FusedKernel = void (*)(FusedParameters);
+
+template <bool Aligned>
+FusedKernel kernel_of(int columns) {
+  return columns == 16 ? value_fused<16, Aligned> : columns == 32 ? value_fused<32, Aligned> : value_fused<64, Aligned>;
 }
 
 // ---- choice of the tile ----
@@ -214,8 +234,10 @@ Tile choose_tile(int64_t heads, int64_t rows) {
     const int64_t ctas = heads * (kValue / t.columns) * ((rows + t.rows - 1) / t.rows);
     const int64_t tile_rows = std::min<int64_t>(t.rows, rows);
     const int64_t groups = (tile_rows + kGroup - 1) / kGroup;
-    const int64_t products = groups * (t.columns / kStrip) * (kLatent / 16);
-    return (ctas + kSms - 1) / kSms * (16 * (t.columns + tile_rows) + products * 6 / 4) + 300 * groups;
+    const int64_t on_busiest = (ctas + kSms - 1) / kSms;
+    const int64_t waves = (on_busiest + min_ctas(t.columns) - 1) / min_ctas(t.columns);
+    return on_busiest * std::max<int64_t>(16 * (t.columns + tile_rows), groups * t.columns * 4) +
+           waves * (1000 + 300 * groups);
   };
   return *std::min_element(std::begin(kTiles), std::end(kTiles), [&](Tile a, Tile b) { return clocks(a) < clocks(b); });
 }
@@ -228,21 +250,22 @@ void run_fused_value(const ValueArgs& args, const Workspace& workspace) {
   if (rows == 0) return;
   const Tile tile = choose_tile(heads, rows);
   const int tiles = int((rows + tile.rows - 1) / tile.rows);
-  const FusedParameters parameters{.latent = args.latent.data(),
-                                   .w_uv = args.w_uv.data(),
-                                   .gate = args.gate.data(),
-                                   .out = args.out.data(),
-                                   .latent_pitch = uint32_t(args.latent.stride(0)),
-                                   .head_pitch = uint32_t(args.w_uv.stride(0)),
-                                   .gate_pitch = uint32_t(args.gate.stride(0)),
-                                   .out_pitch = uint32_t(args.out.stride(0)),
-                                   .live = live_rows(args.seq_lens, args.q),
-                                   .rows = int(rows),
-                                   .tile_rows = tile.rows,
-                                   .tiles = tiles,
-                                   .gate_pairs = has_aligned_pairs(args.gate),
-                                   .out_pairs = has_aligned_pairs(args.out)};
-  const auto kernel = tile.columns == 16 ? value_fused<16> : tile.columns == 32 ? value_fused<32> : value_fused<64>;
+  const FusedParameters parameters{
+      .latent = args.latent.data(),
+      .w_uv = args.w_uv.data(),
+      .gate = args.gate.data(),
+      .out = args.out.data(),
+      .latent_pitch = uint32_t(args.latent.stride(0)),
+      .head_pitch = uint32_t(args.w_uv.stride(0)),
+      .gate_pitch = uint32_t(args.gate.stride(0)),
+      .out_pitch = uint32_t(args.out.stride(0)),
+      .live = live_rows(args.seq_lens, args.q),
+      .rows = int(rows),
+      .tile_rows = tile.rows,
+      .tiles = tiles,
+  };
+  const bool aligned = has_aligned_pairs(args.gate) && has_aligned_pairs(args.out);
+  const FusedKernel kernel = aligned ? kernel_of<true>(tile.columns) : kernel_of<false>(tile.columns);
   launch(kernel, {.grid = dim3(unsigned(heads * (kValue / tile.columns) * tiles)), .block = dim3(kThreads)}, workspace,
          parameters);
 }

@@ -19,6 +19,13 @@ __device__ __forceinline__ Bf16Pair make_pair(BFloat16 first, BFloat16 second) {
   return {first.bits | uint32_t(second.bits) << 16};
 }
 
+/// Two FP32 values, each rounded to nearest even by the hardware; as to_bf16, but for the bits of a NaN.
+__device__ __forceinline__ Bf16Pair round_pair(float first, float second) {
+  Bf16Pair pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair.bits) : "f"(second), "f"(first));
+  return pair;
+}
+
 /// Whether every pair that starts at an even column lies on a word: the gate is a part of the packed projection row,
 /// whose pitch and parts may be odd, and the caller's `out` may begin anywhere.
 template <class T>
@@ -42,11 +49,10 @@ struct LiveRows {
   View<const int32_t, 1> seq_lens;  ///< [requests], or empty: every row is live
   uint32_t inverse_q;               ///< ceil(2^16 / q): `row * inverse_q >> 16` is `row / q` for all rows of a batch
 
-  /// The length of the row's request, 0 where there is none. Kept apart from its use, so that the load may travel.
-  __device__ __forceinline__ int32_t length(int row) const {
-    if (seq_lens.empty()) return 1;
+  __device__ __forceinline__ bool operator()(int row) const {
+    if (seq_lens.empty()) return true;
     const uint32_t request = uint32_t(row) * inverse_q >> 16;
-    return request < uint32_t(seq_lens.extent(0)) ? seq_lens(request) : 0;
+    return request < uint32_t(seq_lens.extent(0)) && seq_lens(request) > 0;
   }
 };
 inline LiveRows live_rows(View<const int32_t, 1> seq_lens, int q) {
@@ -54,18 +60,20 @@ inline LiveRows live_rows(View<const int32_t, 1> seq_lens, int q) {
 }
 static_assert(kMaxRows * kMaxQ < 0x10000, "the inverse of q is exact");
 
-/// (v * sigmoid(gate)) ->bf16; by exp(-|gate|), which cannot overflow. A NaN gate gives NaN.
-__device__ __forceinline__ BFloat16 gated(BFloat16 v, BFloat16 gate) {
-  const float g = to_float(gate);
-  const float e = expf(-fabsf(g));
-  const float sum = 1.0f + e;  // 1..2: no special cases
-  const float estimate = __fdividef(1.0f, sum);
+/// 1 / (1 + exp(-x)) to an FP32 unit or two; by exp(-|x|), which cannot overflow. NaN gives NaN.
+__device__ __forceinline__ float sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  const float sum = 1.0f + e;  // 1..2: an estimate and one step of Newton's, without special cases
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(sum));
   const float inverse = fmaf(estimate, fmaf(-sum, estimate, 1.0f), estimate);
-  const float sigmoid = (g < 0.0f ? e : 1.0f) * inverse;
-  return to_bf16(to_float(v) * sigmoid);
+  return x < 0.0f ? e * inverse : inverse;
 }
+
+/// (v * sigmoid(gate)) ->bf16
 __device__ __forceinline__ Bf16Pair gated(Bf16Pair v, Bf16Pair gate) {
-  return make_pair(gated(v.first(), gate.first()), gated(v.second(), gate.second()));
+  return round_pair(to_float(v.first()) * sigmoid(to_float(gate.first())),
+                    to_float(v.second()) * sigmoid(to_float(gate.second())));
 }
 
 }  // namespace dsacore::cuda

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) value_wide(const __grid_constant__ W
     const int row = first_row + at / kPairs;
     if (row >= p.rows) break;
     const Bf16Pair v = load_pair(v_rows + at / kPairs * kOutPitch + at % kPairs * 2, true);
-    store_pair(p.v.row(row) + head * kValue + at % kPairs * 2, p.live.length(row) > 0 ? v : Bf16Pair{0}, p.v_pairs);
+    store_pair(p.v.row(row) + head * kValue + at % kPairs * 2, p.live(row) ? v : Bf16Pair{0}, p.v_pairs);
   }
 }
 
