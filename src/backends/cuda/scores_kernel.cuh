@@ -271,13 +271,19 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
 #pragma unroll 1
   for (int row = rows.first; row < p.q; row += kRows) {
     float sums[kRows][2] = {};
-#pragma unroll 1
-    for (int tile = 0; tile < kRows * kPasses; tile += Tile::kTiles) {
+    const auto add_tiles = [&](int tile) {
       float dots[Tile::kTiles][kWidth / 2];
       keys.template multiply<kWidth, Tile::kTiles>(tiles + uint32_t(tile * kWidth * kIndexDim), dots);
       for (int i = 0; i < Tile::kTiles; ++i) {
-        add_heads<kWidth>(dots[i], weights + (tile + i) * kWidth, sums[(tile + i) / kPasses]);
+        add_heads<kWidth>(dots[i], weights + (tile + i) * kWidth, sums[kRows == 1 ? 0 : i / kPasses]);
       }
+    };
+    if constexpr (Tile::kTiles == kRows * kPasses) {
+      add_tiles(0);
+    } else {
+      static_assert(kRows == 1);
+#pragma unroll 1
+      for (int tile = 0; tile < kPasses; tile += Tile::kTiles) add_tiles(tile);
     }
     for (int i = 0; i < kRows; ++i) {
       const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
