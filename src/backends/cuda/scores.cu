@@ -12,13 +12,14 @@ namespace {
 // Two kernels of the chain fit an SM together where each takes at most this; a larger one has the SM to itself.
 constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;
 constexpr int kEnoughStages = 6;
+constexpr int kPagesOfShort = 8;  ///< of a CTA
 
 struct Choice {
   ScoresInstance instance;
   int stages, shared_bytes;
 };
 
-Choice choose(IndexFormat format, int heads, int q, bool histogram) {
+Choice choose(IndexFormat format, int heads, int q, bool histogram, bool is_short) {
   const int tile_heads = score_passes(heads) * score_width(heads);
   const int page_bytes = kIndexPage * row_bytes(format);
   const int rest = ScoresShared(q, tile_heads, page_bytes, 0, histogram).total;
@@ -27,7 +28,7 @@ Choice choose(IndexFormat format, int heads, int q, bool histogram) {
   };
   int stages = stages_in(kSharedOfTwo);
   if (stages < kEnoughStages) stages = std::min(8, stages_in(kSharedOfOne));
-  return {format == IndexFormat::kFp8 ? scores_fp8(heads, q) : scores_mxfp4(heads, q), stages,
+  return {format == IndexFormat::kFp8 ? scores_fp8(heads, q, is_short) : scores_mxfp4(heads, q, is_short), stages,
           ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
 }
 
@@ -41,15 +42,21 @@ unsigned multiprocessors() {
 }  // namespace
 
 void prepare_scores(const ShapeKey& shape) {
-  // The most that any instance with this many heads takes, so that the order in which shapes are prepared does not
-  // matter.
-  allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true).instance.kernel, kSharedOfOne);
+  for (const bool is_short : {false, true}) {
+    // As much as any q may take, so that the order in which shapes are prepared does not matter.
+    allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true, is_short).instance.kernel,
+                 kSharedOfOne);
+  }
 }
 
 void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool histogram,
                     const Workspace& workspace) {
   const int heads = args.model->sizes.index_heads;
-  const Choice choice = choose(args.index.format, heads, args.q, histogram);
+  const unsigned count = multiprocessors();
+  const int64_t requests = args.index_query.extent(0) / args.q;
+  const int context = context_of(args, scratch);
+  const bool is_short = requests * context <= int64_t(kPagesOfShort) * kIndexPage * count;
+  const Choice choice = choose(args.index.format, heads, args.q, histogram, is_short);
   const ScoresParameters parameters{.seq_lens = args.seq_lens,
                                     .block_table = args.block_table,
                                     .index_block_table = args.index_block_table,
@@ -58,19 +65,17 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
                                     .cache_pages = args.index.pages,
                                     .query = args.index_query,
                                     .weights = args.head_weights,
-                                    .requests = int(args.index_query.extent(0) / args.q),
+                                    .requests = int(requests),
                                     .q = args.q,
                                     .topk = args.model->config.topk,
                                     .heads = heads,
-                                    .context = context_of(args, scratch),
+                                    .context = context,
                                     .keys = scratch.keys,
                                     .key_pitch = scratch.key_pitch,
                                     .histograms = histogram ? scratch.histograms : nullptr,
                                     .stages = choice.stages};
   launch(choice.instance.kernel,
-         {.grid = multiprocessors(),
-          .block = unsigned(choice.instance.threads),
-          .shared_bytes = size_t(choice.shared_bytes)},
+         {.grid = count, .block = unsigned(choice.instance.threads), .shared_bytes = size_t(choice.shared_bytes)},
          workspace, parameters);
 }
 

@@ -10,8 +10,8 @@ struct ScoresInstance {
   int threads;
 };
 
-/// The instance for `heads` index heads and q rows a request.
-ScoresInstance scores_fp8(int heads, int q);
-ScoresInstance scores_mxfp4(int heads, int q);
+/// The instance for `heads` index heads and q rows a request; `is_short`: a CTA has few pages to score.
+ScoresInstance scores_fp8(int heads, int q, bool is_short);
+ScoresInstance scores_mxfp4(int heads, int q, bool is_short);
 
 }  // namespace dsacore::cuda

@@ -139,7 +139,7 @@ struct ScoresTools {
   uint32_t* histograms;
   std::byte* pages;
   float* weights;
-  int* first_unit;
+  int *first_unit, *totals;
   uint32_t query_address, barriers;
 
   __device__ ScoresTools(const ScoresParameters& parameters, int tile_heads, std::byte* shared) : p(parameters) {
@@ -149,7 +149,9 @@ struct ScoresTools {
     pages = shared + at.pages;
     weights = reinterpret_cast<float*>(shared + at.weights);
     first_unit = reinterpret_cast<int*>(shared + at.first_unit);
-    query_address = fixed_shared_address(shared);
+    totals = reinterpret_cast<int*>(shared + at.totals);
+    query_address =
+        __shfl_sync(~0u, fixed_shared_address(shared), 0);  // known to be uniform: descriptors stay out of loops
     barriers = fixed_shared_address(shared + at.barriers);
   }
   __device__ Barrier full(int stage) const { return {barriers + stage * 16}; }
@@ -248,11 +250,11 @@ __device__ __forceinline__ float add_quarters(const float (&sums)[2], const KeyP
   return pair + __shfl_xor_sync(~0u, pair, 2);
 }
 
-/// A request's rows as a math thread sees them.
+/// A request's rows as a math thread sees them, from the first that needs scores.
 struct RowsOfRequest {
-  int first;       ///< that needs scores
-  int first_seen;  ///< tokens that row 0 sees
-  uint32_t* keys;  ///< of row 0
+  int first;
+  int seen;        ///< tokens that it sees; 0 or less for a thread that ends up with no score of its own
+  uint32_t* keys;  ///< of the row
 };
 
 /// Scores a page for the rows of its request; `token` is the thread's.
@@ -261,25 +263,39 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
                                            const RowsOfRequest& rows, int token) {
   constexpr int kRows = Tile::kRows, kPasses = Tile::kPasses, kWidth = Tile::kWidth;
   const ScoresParameters& p = tools.p;
+  uint32_t tiles = tools.query_address + uint32_t(rows.first * Tile::kHeads * kIndexDim);
+  const float* weights = tools.weights + rows.first * Tile::kHeads + 2 * place.quarter;
+  uint32_t* out = rows.keys + token;
+  uint32_t* histogram = tools.histograms + rows.first * kScoreBins;
+  int left = rows.seen - token;
 #pragma unroll 1
   for (int row = rows.first; row < p.q; row += kRows) {
-    const uint32_t tiles = tools.query_address + uint32_t(row * Tile::kHeads * kIndexDim);
-    const float* weights = tools.weights + row * Tile::kHeads + 2 * place.quarter;
     float sums[kRows][2] = {};
-    for (int tile = 0; tile < kRows * kPasses; tile += Tile::kTiles) {
+    const auto add_tiles = [&](int tile) {
       float dots[Tile::kTiles][kWidth / 2];
       keys.template multiply<kWidth, Tile::kTiles>(tiles + uint32_t(tile * kWidth * kIndexDim), dots);
       for (int i = 0; i < Tile::kTiles; ++i) {
-        add_heads<kWidth>(dots[i], weights + (tile + i) * kWidth, sums[(tile + i) / kPasses]);
+        add_heads<kWidth>(dots[i], weights + (tile + i) * kWidth, sums[kRows == 1 ? 0 : i / kPasses]);
       }
+    };
+    if constexpr (Tile::kTiles == kRows * kPasses) {
+      add_tiles(0);
+    } else {
+      static_assert(kRows == 1);
+#pragma unroll 1
+      for (int tile = 0; tile < kPasses; tile += Tile::kTiles) add_tiles(tile);
     }
     for (int i = 0; i < kRows; ++i) {
       const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
-      const int j = row + i;
-      if (place.quarter >= 2 || token >= rows.first_seen + j || j >= p.q) continue;
-      rows.keys[j * p.key_pitch + token] = key;
-      if (p.histograms != nullptr) atomicAdd(tools.histograms + j * kScoreBins + bin_of_key(key), 1u);
+      if (left + i <= 0 || (kRows > 1 && row + i >= p.q)) continue;
+      out[i * p.key_pitch] = key;
+      if (p.histograms != nullptr) atomicAdd(histogram + i * kScoreBins + bin_of_key(key), 1u);
     }
+    tiles += uint32_t(kRows * Tile::kHeads * kIndexDim);
+    weights += kRows * Tile::kHeads;
+    out += kRows * p.key_pitch;
+    histogram += kRows * kScoreBins;
+    left += kRows;
   }
 }
 
@@ -297,8 +313,9 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
     while (tools.first_unit[request + 1] <= begin) ++request;
     const int end = min(share.end, tools.first_unit[request + 1]);
     const int length = length_of(p, request);
-    const RowsOfRequest rows{max(0, p.topk + p.q - length), length - (p.q - 1),
-                             p.keys + int64_t(request) * p.q * p.key_pitch};
+    const int first = max(0, p.topk + p.q - length);
+    const int seen = place.quarter < 2 ? length - (p.q - 1) + first : -kMaxQ;
+    const RowsOfRequest rows{first, seen, p.keys + (int64_t(request) * p.q + first) * p.key_pitch};
     load_query<Keys, Tile>(tools, request);
     math_barrier<Tile>();
     const int first_token = place.scored() - tools.first_unit[request] * kIndexPage;
@@ -321,7 +338,6 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
 template <class Keys, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_constant__ ScoresParameters p) {
   extern __shared__ __align__(1024) std::byte shared[];
-  __shared__ int totals[kMaxRows / 32];
   const ScoresTools<Keys> tools(p, Tile::kHeads, shared);
   const bool produces = threadIdx.x >= Tile::kMathThreads;
   if (produces && elect_one()) {
@@ -333,11 +349,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
     publish_barriers();
   }
   clear_histograms<Keys, Tile>(tools);
-  count_units(p, tools.first_unit, totals);
+  count_units(p, tools.first_unit, tools.totals);
   if (produces) prefetch_pages<Keys>(p, tools.first_unit);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  count_units(p, tools.first_unit, totals);
+  count_units(p, tools.first_unit, tools.totals);
   const Share share(tools.first_unit, p.requests);
   if (share.begin >= share.end) return;
   if (produces) {

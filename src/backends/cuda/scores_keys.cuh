@@ -31,8 +31,8 @@ struct QueryPart {
   uint32_t first, second;
 };
 
-/// Descriptor of a query tile at an address below 256 KB; its high half is the same for all.
-__device__ __forceinline__ uint64_t query_tile(uint32_t address) { return swizzled_tile(0) + (address >> 4); }
+/// Descriptor of a query tile; shared addresses are below 256 KB, so its high half is the same for all.
+__device__ __forceinline__ uint64_t query_tile(uint32_t address) { return swizzled_tile(0) | address >> 4; }
 
 /// e4m3 keys with one FP32 scale: 128 bytes are one sum. A thread's dimensions are bytes 32 * quarter ... + 31.
 struct Fp8Keys {
@@ -77,6 +77,7 @@ struct Fp8Keys {
 /// e2m1 keys with a power of two for every 32 dimensions: a k-step is a block, summed alone and multiplied by its scale
 /// in FP32, so that scales of any distance are exact. A thread's dimensions in each block are 8 * quarter ... + 7: the
 /// even ones, then the odd ones.
+/// A scale of 2^-127 (byte 0, which no writer of spec 6 makes) counts as zero.
 struct Mxfp4Keys {
   using Layout = IndexMxfp4;
   static constexpr int kTilesAtOnce = 1;
@@ -94,8 +95,10 @@ struct Mxfp4Keys {
             *reinterpret_cast<const uint32_t*>(page + Layout::value_at(row) + 16 * step + 4 * place.quarter);
         fragments[step][half] = (nibbles << 4 & 0x80808080u) | (nibbles << 2 & 0x1C1C1C1Cu);
         fragments[step][2 + half] = (nibbles & 0x80808080u) | (nibbles >> 2 & 0x1C1C1C1Cu);
-        scales[half][step] = ue8m0_to_float(uint8_t(codes >> 8 * step));
+        scales[half][step] = float_of((step < 3 ? codes << (23 - 8 * step) : codes >> 1) & 0x7F800000u);
       }
+      // A scale of 255 is NaN and makes the score NaN whatever the rest is.
+      if (((~codes - 0x01010101u) & codes & 0x80808080u) != 0) scales[half][0] = float_of(0x7FC00000u);
     }
   }
   /// Products with the N heads of a tile of the B operand: one block is multiplied while another is scaled.

@@ -2,7 +2,7 @@
 
 namespace dsacore::cuda {
 
-ScoresInstance scores_mxfp4(int heads, int) {
+ScoresInstance scores_mxfp4(int heads, int, bool) {
   const int width = score_width(heads);
   if (score_passes(heads) == 2) {
     return width == 24 ? scores_instance<Mxfp4Keys, 24, 2, 1, 3>() : scores_instance<Mxfp4Keys, 32, 2, 1, 3>();

@@ -34,7 +34,7 @@ constexpr int score_width(int heads) {
 
 /// Byte offsets in a CTA's shared memory.
 struct ScoresShared {
-  int histograms, pages, weights, first_unit, barriers, total;
+  int histograms, pages, weights, first_unit, totals, barriers, total;
   static constexpr int kMaxStages = 16;
 
   /// The query tiles come first, [q, heads of all passes, 128] with the swizzle of their 1024-byte groups.
@@ -43,7 +43,8 @@ struct ScoresShared {
         pages(histograms + (keeps_histogram ? q * kScoreBins * int(sizeof(uint32_t)) : 0)),
         weights(pages + stages * page_bytes),
         first_unit(weights + q * tile_heads * int(sizeof(float))),
-        barriers((first_unit + (kMaxRows + 1) * int(sizeof(int)) + 15) / 16 * 16),
+        totals(first_unit + (kMaxRows + 1) * int(sizeof(int))),
+        barriers((totals + kMaxRows / 32 * int(sizeof(int)) + 15) / 16 * 16),
         total(barriers + 2 * kMaxStages * 8) {}
 };
 

@@ -23,8 +23,8 @@ namespace dsacore::cuda {
 namespace {
 
 constexpr int kThreadBits = 9, kThreads = 1 << kThreadBits, kWarps = kThreads / 32;
-constexpr int kBatchWords = 16;           ///< words of bits, of 32 tokens each, that a warp makes at a time
-constexpr int kBatch = 32 * kBatchWords;  ///< tokens
+constexpr int kLaneTokens = 16, kBatch = 32 * kLaneTokens;  ///< that a lane and a warp mark at a time
+constexpr int kFew = 32;                                    ///< keys that a warp can order
 constexpr int kMaxCluster = 16;
 constexpr int kTokensEach = 12 * 1024;   ///< of a CTA, from which on another one helps
 constexpr int kCollected = 8192;         ///< keys that all CTAs of a cluster can collect
@@ -82,7 +82,9 @@ DSACORE_HD constexpr int collected_of_one(int cluster) {
 struct Board {
   int totals[3][kWarps];  ///< of warps, for three sums over the CTA
   int found_bin, found_above, found_count;
-  Counts own;                   ///< of this CTA
+  Counts own;  ///< of this CTA
+  int few;     ///< keys in `few_keys`
+  uint32_t few_keys[kFew];
   int collected;                ///< keys that this CTA met while it collected
   Counts sent[2][kMaxCluster];  ///< of every CTA, in two exchanges
   Counts refined[kMaxCluster];  ///< collected keys of every CTA from the new `high` on, and in the new range
@@ -187,36 +189,41 @@ __device__ __forceinline__ int shift_of(const Range& range) {
 
 __device__ __forceinline__ int four_of_thread() { return kThreads - 1 - int(threadIdx.x); }
 
-__device__ __forceinline__ void load_batch(const Part& part, int batch, uint32_t (&keys)[kBatchWords]) {
-  const int token = batch * kBatch + int(threadIdx.x) % 32;
-  for (int i = 0; i < kBatchWords; ++i) {
-    keys[i] = token + 32 * i < part.count ? __ldcg(part.keys + token + 32 * i) : 0;
+/// A lane's 16 tokens in a row of a warp's batch.
+__device__ __forceinline__ int first_of_lane(int batch) { return batch * kBatch + int(threadIdx.x) % 32 * kLaneTokens; }
+
+__device__ __forceinline__ void load_batch(const Part& part, int batch, uint32_t (&keys)[kLaneTokens]) {
+  const int token = first_of_lane(batch);
+  for (int i = 0; i < kLaneTokens; i += 4) {
+    uint4 four = {0, 0, 0, 0};  // the place for a row's keys is a multiple of 64, so four that begin in it end in it
+    if (token + i < part.count) four = __ldcg(reinterpret_cast<const uint4*>(part.keys + token + i));
+    keys[i] = four.x, keys[i + 1] = four.y, keys[i + 2] = four.z, keys[i + 3] = four.w;
   }
 }
 
-/// Collects the marked keys of a warp's batch, in any order; lane i has the marks of word i.
-__device__ __forceinline__ void collect(const Part& part, const uint32_t (&keys)[kBatchWords], uint32_t inside,
+/// Collects the marked keys of a warp's batch, in any order.
+__device__ __forceinline__ void collect(const Part& part, const uint32_t (&keys)[kLaneTokens], uint32_t inside,
                                         int batch) {
-  const int lane = int(threadIdx.x) % 32;
-  const int all = __reduce_add_sync(~0u, __popc(inside));
-  if (all == 0) return;
+  const int up_to = sum_up_to(__popc(inside));
   int at = 0;
-  if (lane == 0) at = atomicAdd(&part.board.collected, all);
-  at = __shfl_sync(~0u, at, 0);
-  for (int i = 0; i < kBatchWords; ++i) {
-    const uint32_t word = __shfl_sync(~0u, inside, i);
-    const int mine = at + __popc(word & ((1u << lane) - 1));
-    at += __popc(word);
-    if ((word >> lane & 1) == 0 || mine >= part.limit) continue;
-    part.collected[part.rank * part.limit + mine] = keys[i];
-    part.places[mine] = uint32_t(batch * kBatch + 32 * i + lane);
+  if (int(threadIdx.x) % 32 == 31 && up_to != 0) at = atomicAdd(&part.board.collected, up_to);
+  at = __shfl_sync(~0u, at, 31) + up_to - __popc(inside);
+  uint32_t* collected = part.collected + part.rank * part.limit;
+  const uint32_t place = uint32_t(first_of_lane(batch));
+  for (int i = 0; i < kLaneTokens; ++i) {
+    if ((inside & 1u << i) == 0) continue;
+    if (at < part.limit) {
+      collected[at] = keys[i];
+      part.places[at] = place + uint32_t(i);
+    }
+    ++at;
   }
 }
 
 /// Marks the keys above the range and in it, and counts them into `board.own`; collects those in it at the first time,
 /// when `keys` holds the warp's first batch.
-__device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kBatchWords], bool is_first) {
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+__device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kLaneTokens], bool is_first) {
+  const int warp = int(threadIdx.x) / 32;
   Counts counts{0, 0};
 #pragma unroll 1
   for (int batch = warp; batch * kBatch < part.count; batch += kWarps) {
@@ -224,17 +231,17 @@ __device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kBat
     asm volatile("" : "+r"(is_loaded));  // as in select_tokens
     if (is_loaded == 0) load_batch(part, batch, keys);
     uint32_t above = 0, inside = 0;
-    for (int i = 0; i < kBatchWords; ++i) {
-      const uint32_t from_high = __ballot_sync(~0u, keys[i] >= range.high);
-      const uint32_t from_low = __ballot_sync(~0u, keys[i] >= range.low);
-      if (lane == i) above = from_high, inside = from_low & ~from_high;
+    for (int i = 0; i < kLaneTokens; ++i) {
+      if (keys[i] >= range.high) above |= 1u << i;
+      if (keys[i] >= range.low) inside |= 1u << i;
     }
-    const int left = part.count - batch * kBatch - 32 * lane;  // tokens from this lane's word on
-    const uint32_t held = left >= 32 ? ~0u : left <= 0 ? 0 : (1u << left) - 1;
-    above &= held, inside &= held;
-    if (lane < kBatchWords && left > 0) {
-      part.above[batch * kBatchWords + lane] = above;
-      part.inside[batch * kBatchWords + lane] = inside;
+    const int left = part.count - first_of_lane(batch);
+    const uint32_t held = left >= kLaneTokens ? (1u << kLaneTokens) - 1 : left <= 0 ? 0 : (1u << left) - 1;
+    inside &= held & ~above;
+    above &= held;
+    if (left > 0) {
+      reinterpret_cast<uint16_t*>(part.above)[first_of_lane(batch) / kLaneTokens] = uint16_t(above);
+      reinterpret_cast<uint16_t*>(part.inside)[first_of_lane(batch) / kLaneTokens] = uint16_t(inside);
     }
     counts.above += __popc(above);
     counts.inside += __popc(inside);
@@ -242,7 +249,7 @@ __device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kBat
   }
   counts.above = __reduce_add_sync(~0u, counts.above);
   counts.inside = __reduce_add_sync(~0u, counts.inside);
-  if (lane == 0 && (counts.above | counts.inside) != 0) {
+  if (threadIdx.x % 32 == 0 && (counts.above | counts.inside) != 0) {
     atomicAdd(&part.board.own.above, counts.above);
     atomicAdd(&part.board.own.inside, counts.inside);
   }
@@ -319,6 +326,28 @@ __device__ uint4 count_keys(const Part& part, const Range& range, int shift, boo
   return four;
 }
 
+/// Narrows a range of at most kFew collected keys to the last key that is needed. Every warp does the same.
+__device__ Range pick(const Part& part, const Range& range) {
+  const CollectedKeys mine(part);
+#pragma unroll 1
+  for (int i = mine.first; i < mine.count; i += mine.step) {
+    const uint32_t key = mine.keys[i];
+    if (key >= range.low && key < range.high) part.board.few_keys[atomicAdd(&part.board.few, 1)] = key;
+  }
+  __syncthreads();
+  const int lane = int(threadIdx.x) % 32;
+  const uint32_t key = part.board.few_keys[min(lane, range.count - 1)];
+  int above = 0, equal = 0;
+#pragma unroll 1
+  for (int i = 0; i < range.count; ++i) {
+    above += part.board.few_keys[i] > key;
+    equal += part.board.few_keys[i] == key;
+  }
+  const int last = __ffs(int(__ballot_sync(~0u, above < range.need && range.need <= above + equal))) - 1;
+  const uint32_t low = __shfl_sync(~0u, key, last);
+  return {low, low + 1, range.need - __shfl_sync(~0u, above, last), __shfl_sync(~0u, equal, last)};
+}
+
 /// Brings marks and counts, which are those of the first range, to the final one by the collected keys.
 __device__ void refine(const Part& part, const Range& range) {
   const CollectedKeys mine(part);
@@ -392,7 +421,7 @@ struct Places {
 /// Selects among more than topk tokens; this CTA's are left in `part.list`.
 __device__ Places select_tokens(const Part& part, const uint4 histogram, int n) {
   const SelectParameters& p = part.p;
-  uint32_t keys[kBatchWords];
+  uint32_t keys[kLaneTokens];
   load_batch(part, int(threadIdx.x) / 32, keys);
   uint4 bins = histogram;
   int shift = kShiftOfHistogram, round = 0;
@@ -416,6 +445,10 @@ __device__ Places select_tokens(const Part& part, const uint4 histogram, int n) 
       refines = !range.is_final() && !overflow;
     }
     if (range.is_final()) break;
+    if (!overflow && range.count <= kFew) {
+      range = pick(part, range);
+      break;
+    }
     shift = shift_of(range);
     bins = count_keys(part, range, shift, overflow);
   }
@@ -460,7 +493,7 @@ __device__ void write_tokens(const SelectParameters& p, int row, const Places& p
 __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_constant__ SelectParameters p) {
   extern __shared__ __align__(16) std::byte shared[];
   __shared__ Board board;
-  if (threadIdx.x == 0) board.own = {0, 0}, board.collected = 0;
+  if (threadIdx.x == 0) board.own = {0, 0}, board.collected = board.few = 0;
   if (threadIdx.x < kMaxCluster) board.refined[threadIdx.x] = {0, 0};
   meet_cluster(p);  // every CTA of the cluster runs: its shared memory may be written to
   wait_for_earlier_kernels();
