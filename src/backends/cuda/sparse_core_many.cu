@@ -1,42 +1,36 @@
-// Sparse core for many heads, host side: the plan, the entry, and the merge of splits.
+// Sparse core for many heads, host side: the plan and the entry.
 #include "backends/cuda/sparse_core_many.h"
 
-#include <cuda_bf16.h>
-
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numbers>
 #include <string>
 
-#include "backends/cuda/launch.h"
-#include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/sparse_core_kernels.h"
-#include "backends/cuda/sparse_core_many_merge.cuh"
 #include "format/layouts.h"
 
 namespace dsacore::cuda {
 namespace {
 
 constexpr int kColumns[] = {24, 48};
-constexpr int kSms = 132;
 
-/// SM clocks, for comparison alone: of a tile, of a CTA's start and end, of the second kernel.
-constexpr int64_t tile_clocks(int columns) { return columns == 24 ? 1500 : 2000; }
-constexpr int64_t kCtaClocks = 4000, kMergeClocks = 3000;
-constexpr int64_t kPartBytesAClock = 12;  ///< of an SM, to write a part and to read it
+/// Clusters that 132 SMs in GPCs of 16 and 18 hold at once, a CTA an SM.
+struct ClusterFit {
+  int size, fit;
+};
+constexpr ClusterFit kClusters[] = {{1, 132}, {2, 66}, {3, 43}, {4, 30}, {6, 20}, {8, 15}, {16, 7}};
 
-int64_t clocks_of(const ManyHeadsPlan& plan, int rows, int heads, int tiles) {
-  const int64_t waves = (plan.ctas(rows) + kSms - 1) / kSms;
-  const int64_t clocks = waves * (kCtaClocks + (tiles + plan.splits - 1) / plan.splits * tile_clocks(plan.columns));
-  if (plan.splits == 1) return clocks;
-  return clocks + kMergeClocks + int64_t(rows) * heads * plan.splits * kLatent * 4 / kSms / kPartBytesAClock;
-}
+/// SM clocks, for comparison alone: of a tile, of a CTA's start and end, and of bringing its heads' latents together.
+constexpr int64_t tile_clocks(int columns) { return columns == 24 ? 1700 : 2200; }
+constexpr int64_t kCtaClocks = 6000, kMergeClocks = 800, kClusterBytesAClock = 15;
 
-/// Bytes of the parts of a plan, the sums behind them.
-int64_t part_bytes(const ManyHeadsPlan& plan, int rows, int heads) {
-  const int64_t parts = plan.splits == 1 ? 0 : int64_t(rows) * heads * plan.splits;
-  return parts * (kLatent * int64_t(sizeof(float)) + int64_t(sizeof(SplitSum)));
+int64_t clocks_of(const ManyHeadsPlan& plan, int fit, int rows, int tiles) {
+  const int64_t waves = (int64_t(rows) * plan.groups + fit - 1) / fit;
+  int64_t cta = kCtaClocks + (tiles + plan.splits - 1) / plan.splits * tile_clocks(plan.columns);
+  if (plan.splits > 1) {
+    cta += kMergeClocks + int64_t(plan.columns) * kLatent * 4 / kClusterBytesAClock * (plan.splits - 1) / plan.splits;
+  }
+  return waves * cta;
 }
 
 Verdict accepts(const ShapeKey& shape) {
@@ -47,15 +41,7 @@ Verdict accepts(const ShapeKey& shape) {
   return {};
 }
 
-/// Fewer live rows than the shape's may want more splits.
-int64_t scratch_bytes(const ShapeKey& shape, int) {
-  const int heads = shape.sizes.heads * shape.ranks;
-  int64_t bytes = 0;
-  for (int rows = 1; rows <= shape.rows; ++rows) {
-    bytes = std::max(bytes, part_bytes(many_heads_plan(rows, heads, shape.topk), rows, heads));
-  }
-  return bytes;
-}
+int64_t scratch_bytes(const ShapeKey&, int) { return 0; }
 
 void prepare(const ShapeKey& shape) {
   with_layout(shape.kv_format, [](auto layout) {
@@ -71,27 +57,20 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
   const KvFormat format = args.kv.format;
   const double scale = double(model.attention_scale()) * std::numbers::log2e *
                        (format == KvFormat::kNvfp4DsMla ? double(kNvfp4Unit) : 1.0);
-  ManyHeadsArgs many = {.query = args.query,
+  const ManyHeadsArgs many = {.query = args.query,
                         .topk_rows = args.topk_rows,
                         .valid = args.valid,
                         .cache = args.kv.data,
                         .latent = args.latent,
                         .lse = args.lse,
-                        .parts = reinterpret_cast<float*>(workspace.scratch.data()),
-                        .part_sums = nullptr,
                         .scale_high = float(scale),
                         .scale_low = float(scale - double(float(scale))),
                         .latent_scale = format == KvFormat::kNvfp4DsMla ? kNvfp4Unit : model.k_scale,
                         .plan = many_heads_plan(rows, heads, int(args.topk_rows.extent(1)))};
-  many.part_sums = reinterpret_cast<SplitSum*>(many.parts + int64_t(rows) * heads * many.plan.splits * kLatent);
   with_layout(format, [&](auto layout) {
     ManyHeadsKernel<decltype(layout)>::launch(many, workspace);
     return 0;
   });
-  if (many.plan.splits == 1) return;
-  const int readers = (many.plan.splits + kMergeSplits - 1) / kMergeSplits;
-  const LaunchShape shape = {.grid = {unsigned(heads), unsigned(rows)}, .block = unsigned(readers * kMergeThreads)};
-  cuda::launch(merge_splits, shape, workspace, many);
 }
 
 }  // namespace
@@ -102,9 +81,10 @@ ManyHeadsPlan many_heads_plan(int rows, int heads, int topk) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const int columns : kColumns) {
     const int groups = (heads + columns - 1) / columns;
-    for (int splits = 1; splits <= std::min(tiles, kManyHeadsSplits); ++splits) {
-      const ManyHeadsPlan plan = {columns, groups, (heads + groups - 1) / groups, splits};
-      const int64_t clocks = clocks_of(plan, rows, heads, tiles);
+    for (const ClusterFit& cluster : kClusters) {
+      if (cluster.size > std::max(tiles, 1)) break;
+      const ManyHeadsPlan plan = {columns, groups, (heads + groups - 1) / groups, cluster.size};
+      const int64_t clocks = clocks_of(plan, cluster.fit, rows, tiles);
       if (clocks >= least) continue;
       least = clocks;
       best = plan;

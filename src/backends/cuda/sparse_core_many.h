@@ -16,13 +16,13 @@ struct ManyHeadsPlan {
   int columns;      ///< N of the matrix products: 24, 32 or 48
   int groups;       ///< CTAs that share the heads of a row
   int group_heads;  ///< of each but the last, at most `columns`
-  int splits;       ///< CTAs that share the keys of a row; above 1 a second kernel merges
+  int splits;       ///< CTAs that share the keys of a row: a cluster, which merges through its shared memory
 
   int ctas(int rows) const { return rows * groups * splits; }
 };
 
 inline constexpr int kManyHeadsTile = 64;    ///< keys: the M of a warpgroup's matrix product
-inline constexpr int kManyHeadsSplits = 32;  ///< most parts of a row: the merge reads their sums with one warp
+inline constexpr int kManyHeadsSplits = 16;  ///< most parts of a row: the largest cluster
 
 /// Fixed by (rows, heads, topk) alone, so that the bits of a row depend on nothing else of the batch.
 ManyHeadsPlan many_heads_plan(int rows, int heads, int topk);
@@ -47,8 +47,6 @@ struct ManyHeadsArgs {
   const std::byte* cache;
   View<BFloat16, 3> latent;
   View<float, 2> lse;
-  float* parts;          ///< [rows, heads, splits, 512] normalised latents, where splits > 1
-  SplitSum* part_sums;   ///< [rows, heads, splits]
   float scale_high;      ///< attention scale * log2(e) * unit of the keys; the product is exact to FP32
   float scale_low;       ///< what `scale_high` lacks
   float latent_scale;    ///< of the latent, once, before its rounding

@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "backends/cuda/launch.h"
+#include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
@@ -63,7 +64,13 @@ struct Shared {
   alignas(16) float lower_sums[kMathGroups][Columns];  ///< of p summed before
   alignas(16) float peaks[4][2][Columns];  ///< one warpgroup at a time
   alignas(16) float sums[kMathWarps][Columns];
+  alignas(16) SplitSum part[Columns];      ///< of this CTA, read by its cluster
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
+  static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
+  static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
+  static_assert(kManyHeadsSplits * Columns * int(sizeof(SplitSum)) <= kQueryRow / 64 * kBlockBytes);
+  __device__ float* latents() { return reinterpret_cast<float*>(slots); }  ///< [Columns][kLatentPitch], at the end
+
   uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else the two above are void
 };
 
@@ -79,10 +86,10 @@ struct Work {
 
 __device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, int unit) {
   const ManyHeadsPlan& plan = args.plan;
-  // Groups of heads side by side: they read the same rows at the same time.
-  const int group = unit % plan.groups, split = unit / plan.groups % plan.splits;
+  // The splits are a cluster; groups of heads lie side by side, they read the same rows at the same time.
+  const int split = unit % plan.splits, group = unit / plan.splits % plan.groups;
   Work work;
-  work.row = unit / plan.groups / plan.splits;
+  work.row = unit / plan.splits / plan.groups;
   work.head = group * plan.group_heads;
   work.heads = min(plan.group_heads, args.query.heads - work.head);
   work.split = split;
@@ -191,13 +198,8 @@ __device__ __forceinline__ uint32_t largest_magnitude(uint32_t bits) {
 
 /// A warp writes a head's BF16 query: latents in FP16 times a power of two that brings the largest to 2^14, pe as it is.
 template <class Layout, int Columns>
-__device__ __forceinline__ void load_plain_query(Shared<Layout, Columns>& shared, const uint4* from, int column, int lane) {
-  uint4 words[2] = {}, pe[2] = {};
-  if (from != nullptr) {
-    for (int i = 0; i < 2; ++i) words[i] = from[2 * lane + i];
-    if (lane < kPe / 16)
-      for (int i = 0; i < 2; ++i) pe[i] = from[kLatent / 8 + 2 * lane + i];
-  }
+__device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& shared, const uint4 (&words)[2], const uint4 (&pe)[2],
+                                                  int column, int lane) {
   uint32_t largest = 0;
   for (const uint4& w : words) {
     largest = max(largest, max(max(largest_magnitude(w.x), largest_magnitude(w.y)), max(largest_magnitude(w.z), largest_magnitude(w.w))));
@@ -214,39 +216,53 @@ __device__ __forceinline__ void load_plain_query(Shared<Layout, Columns>& shared
   }
 }
 
-/// A warp writes a head's e4m3 query.
+/// A lane writes 16 dims of a head's e4m3 query.
 template <class Layout, int Columns>
-__device__ __forceinline__ void load_e4m3_query(Shared<Layout, Columns>& shared, const uint4* from, int column, int lane) {
-  for (int unit = lane; unit < kQueryRow / 16; unit += 32) {
-    const uint4 codes = from != nullptr ? from[unit] : uint4{};
-    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-    uint32_t pairs[8];
+__device__ __forceinline__ void store_e4m3_query(Shared<Layout, Columns>& shared, uint4 codes, int column, int unit) {
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  uint32_t pairs[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      pairs[2 * i] = low_e4m3_to_f16(words[i]);
-      pairs[2 * i + 1] = high_e4m3_to_f16(words[i]);
-    }
-    if (unit >= kLatent / 16 && RowOperands<Layout>::kPeUnit != 1) {
-      const uint32_t factor = to_f16(RowOperands<Layout>::kPeUnit, RowOperands<Layout>::kPeUnit);
-#pragma unroll
-      for (uint32_t& pair : pairs) pair = multiply_f16(pair, factor);
-    }
-    RowOperands<Layout>::store_query(shared_address(shared.query[unit / 4]) + uint32_t(column * 128), uint32_t(column % 8 * 16),
-                                  unit, pairs);
+  for (int i = 0; i < 4; ++i) {
+    pairs[2 * i] = low_e4m3_to_f16(words[i]);
+    pairs[2 * i + 1] = high_e4m3_to_f16(words[i]);
   }
+  if (unit >= kLatent / 16 && RowOperands<Layout>::kPeUnit != 1) {
+    const uint32_t factor = to_f16(RowOperands<Layout>::kPeUnit, RowOperands<Layout>::kPeUnit);
+#pragma unroll
+    for (uint32_t& pair : pairs) pair = multiply_f16(pair, factor);
+  }
+  RowOperands<Layout>::store_query(shared_address(shared.query[unit / 4]) + uint32_t(column * 128), uint32_t(column % 8 * 16), unit,
+                                   pairs);
 }
 
+/// A warp takes every eighth head, and asks for all of its bytes before it waits for the first.
 template <class Layout, int Columns>
 __device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int warp,
                                            int lane) {
-#pragma unroll 3
-  for (int column = warp; column < Columns; column += kMathWarps) {
-    const auto* from =
-        column < work.heads ? reinterpret_cast<const uint4*>(args.query.at(work.row, work.head + column)) : nullptr;
-    if constexpr (RowOperands<Layout>::kPlainPe) {
-      load_plain_query(shared, from, column, lane);
+  constexpr bool kPlain = RowOperands<Layout>::kPlainPe;
+  constexpr int kHeads = Columns / kMathWarps, kWords = kPlain ? 2 : 1;
+  uint4 latent[kHeads][kWords], pe[kHeads][kWords];
+  const auto* first = reinterpret_cast<const uint4*>(args.query.at(work.row, work.head));
+  constexpr int kHeadWords = kQueryRow * (kPlain ? 2 : 1) / 16, kPeWords = kLatent * (kPlain ? 2 : 1) / 16;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int column = warp + i * kMathWarps;
+    const bool real = column < work.heads;
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      const uint4* from = first + column * kHeadWords + kWords * lane + j;
+      latent[i][j] = real ? from[0] : uint4{};
+      pe[i][j] = real && lane < kPe / 16 ? from[kPeWords] : uint4{};
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int column = warp + i * kMathWarps;
+    if constexpr (kPlain) {
+      store_plain_query(shared, latent[i], pe[i], column, lane);
     } else {
-      load_e4m3_query(shared, from, column, lane);
+      store_e4m3_query(shared, latent[i][0], column, lane);
+      if (lane < kPe / 16) store_e4m3_query(shared, pe[i][0], column, kLatent / 16 + lane);
     }
   }
 }
@@ -325,34 +341,31 @@ struct Math {
     const Barrier ready{base + uint32_t(F::kTableBytes > 0 ? offsetof(S, ready) : offsetof(S, full)) + 8 * slot};
     ready.wait(uint32_t(nth / S::kSlots) & 1);
     const uint32_t table = table_of(slot);
-    const typename F::Keys keys(rows_of(slot), table, lane);
+    typename F::Keys keys(rows_of(slot), table, lane);
 
     Fragments a[2];
     float pe[F::kPlainPe ? kAccumulators : 1];
     const uint64_t query_tile = swizzled_tile(base + offsetof(S, query));
     const uint64_t pe_tile = query_tile + kSets * S::kBlockBytes / 16;
-    keys.load_pe(a[0]);
-    wgmma_fence();
+    keys.load_pe(a[1]);
+    keys.fetch(0);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      if constexpr (F::kPlainPe) {
-        WgmmaShape<Operands::kBf16, Columns>::registers(pe, a[0][step], pe_tile + 2 * step, step > 0);
-      } else {
-        F16::registers(logits, a[0][step], pe_tile + 2 * step, step > 0);
-      }
-    }
-    wgmma_commit();
-#pragma unroll
-    for (int set = 0; set < kSets; ++set) {
-      Fragments& made = a[(set + 1) % 2];
-      keys.load(set, made);
-      wgmma_fence();
+    for (int set = -1; set < kSets; ++set) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        F16::registers(logits, made[step], query_tile + set * S::kBlockBytes / 16 + 2 * step, !F::kPlainPe || set + step > 0);
+        wgmma_fence();
+        if (set >= 0) {
+          F16::registers(logits, a[set % 2][step], query_tile + set * S::kBlockBytes / 16 + 2 * step, !F::kPlainPe || set + step > 0);
+        } else if constexpr (F::kPlainPe) {
+          WgmmaShape<Operands::kBf16, Columns>::registers(pe, a[1][step], pe_tile + 2 * step, step > 0);
+        } else {
+          F16::registers(logits, a[1][step], pe_tile + 2 * step, step > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<4>();  // of the set before, products up to this step
+        if (set + 1 < kSets) keys.make(set + 1, step, a[(set + 1) % 2][step]);
       }
-      wgmma_commit();
-      wgmma_wait<1>();  // the set before: its fragments can be made anew
+      if (set + 2 < kSets) keys.fetch(set + 2);
     }
     wgmma_wait<0>();
     settle(logits);
@@ -509,12 +522,15 @@ struct Math {
     }
     const uint32_t slot[2] = {slot_of(2 * tile), slot_of(2 * tile + 1)};
     const uint32_t rows[2] = {rows_of(slot[0]), rows_of(slot[1])}, scales[2] = {table_of(slot[0]), table_of(slot[1])};
-    const typename F::Values values(rows, scales, group, lane);
+    typename F::Values values(rows, scales, group, lane);
     const uint64_t weight_tile = swizzled_tile(base + uint32_t(offsetof(S, weights)) + source * S::kBlockBytes);
     Fragments a[2];
+    values.fetch(0);
 #pragma unroll
     for (int set = 0; set < kValueSets; ++set) {
-      values.load(set, a[set % 2]);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) values.make(set, step, a[set % 2][step]);
+      if (set + 1 < kValueSets) values.fetch(set + 1);
       wgmma_fence();
 #pragma unroll
       for (int product = 0; product < 4; ++product) {
@@ -532,7 +548,7 @@ struct Math {
     for (auto& block : latents) settle(block);
   }
 
-  /// The softmax's denominators, and the CTA's latents.
+  /// The softmax's denominators; normalised latents into shared memory, where the rows were.
   __device__ __forceinline__ void finish() {
     float largest[kHeads], offset[kHeads];
     load_heads(shared.largest, largest);
@@ -540,14 +556,17 @@ struct Math {
     if ((work.tiles - 1) % kMathGroups != group) follow();
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) sums[h] += __shfl_xor_sync(0xFFFFFFFFu, sums[h], mask);
       if (lane.row() == 0) shared.sums[4 * group + lane.warp][head_of(h)] = sums[h];
     }
-    barrier_meet(kMath, kMathThreads);
+    barrier_meet(kMath, kMathThreads);  // now nobody reads rows any more
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       float sum = shared.sums[0][head_of(h)];
+#pragma unroll
       for (int warp = 1; warp < kMathWarps; ++warp) sum += shared.sums[warp][head_of(h)];
+      if (group == 0 && lane.warp == 0 && lane.row() == 0) shared.part[head_of(h)] = {largest[h], sum};
       const float factor = 1 / sum;
       float units[2] = {1, 1};  // of the latents; their product may be no FP32
       if constexpr (F::kScaledKeys) {
@@ -555,56 +574,95 @@ struct Math {
         units[0] = exp2_fast(half);
         units[1] = exp2_fast(offset[h] - half);
       }
-      if (head_of(h) >= work.heads) continue;
-      if (group == 0 && lane.warp == 0 && lane.row() == 0) store_sum(head_of(h), largest[h], sum);
+      float* to = shared.latents() + head_of(h) * S::kLatentPitch + 256 * group;
 #pragma unroll
       for (int block = 0; block < 4; ++block) {
         const int at = h / 2 * 4 + h % 2;
         float2 pair = {latents[block][at] * factor, latents[block][at + 2] * factor};
         if constexpr (F::kScaledKeys) pair = {pair.x * units[0] * units[1], pair.y * units[0] * units[1]};
-        store_latents(head_of(h), 256 * group + F::latent_of(block, lane, 0), pair);
+        *reinterpret_cast<float2*>(to + F::latent_of(block, lane, 0)) = pair;
       }
-    }
-  }
-
-  __device__ __forceinline__ void store_sum(int head, float largest, float sum) {
-    const int64_t h = work.head + head;
-    if (args.plan.splits == 1) {
-      args.lse(work.row, h) = natural_lse(largest, sum);
-    } else {
-      args.part_sums[(work.row * args.query.heads + h) * args.plan.splits + work.split] = {largest, sum};
-    }
-  }
-
-  /// Two neighbours.
-  __device__ __forceinline__ void store_latents(int head, int latent, float2 pair) {
-    const int64_t h = work.head + head;
-    if (args.plan.splits == 1) {
-      *reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, h) + latent) =
-          __floats2bfloat162_rn(pair.x * args.latent_scale, pair.y * args.latent_scale);
-    } else {
-      float* part = args.parts + ((work.row * args.query.heads + h) * args.plan.splits + work.split) * kLatent;
-      *reinterpret_cast<float2*>(part + latent) = pair;
     }
   }
 
   float exponents[2] = {};  ///< of the keys of the current tile, rows r and r + 8
 };
 
-/// A part without keys: of a row without keys, or of one with fewer tiles than splits.
-__device__ __forceinline__ void write_empty(const ManyHeadsArgs& args, const Work& work) {
-  for (int i = int(threadIdx.x); i < work.heads; i += kThreads) {
-    const int64_t head = work.head + i;
-    if (args.plan.splits == 1) {
-      args.lse(work.row, head) = -INFINITY;
-    } else {
-      args.part_sums[(work.row * args.query.heads + head) * args.plan.splits + work.split] = {0, 0};
+// ---- output ----
+
+/// What each part of the row counts, of its heads: into the place of the query. Part 0 writes the lse.
+template <class Layout, int Columns>
+__device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int thread) {
+  const int parts = args.plan.splits;
+  auto* all = reinterpret_cast<SplitSum*>(shared.query);  // [parts][Columns]
+  const uint32_t mine = shared_address(shared.part);
+  for (int i = thread; i < parts * Columns; i += kMathThreads) {
+    const float2 sum = load_from_cluster2(address_in(mine + uint32_t(i % Columns * sizeof(SplitSum)), uint32_t(i / Columns)));
+    all[i] = {sum.x, sum.y};
+  }
+  barrier_meet(kMath, kMathThreads);
+  if (thread < Columns) {
+    float largest = -INFINITY, sum = 0;
+    for (int part = 0; part < parts; ++part) {
+      const SplitSum& s = all[part * Columns + thread];
+      if (s.sum != 0) largest = fmaxf(largest, s.largest);  // NaN counts
+    }
+    for (int part = 0; part < parts; ++part) {
+      SplitSum& s = all[part * Columns + thread];
+      s.sum = s.sum != 0 ? s.sum * step_down(s.largest, largest) : 0;
+      sum += s.sum;
+    }
+    for (int part = 0; part < parts; ++part) {
+      SplitSum& s = all[part * Columns + thread];
+      s.sum = sum != 0 ? s.sum / sum : 0;
+    }
+    if (work.split == 0 && thread < work.heads) {
+      args.lse(work.row, work.head + thread) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
     }
   }
-  if (args.plan.splits > 1) return;
-  for (int i = int(threadIdx.x); i < work.heads * kLatent / 2; i += kThreads) {
-    reinterpret_cast<uint32_t*>(args.latent.row(work.row, work.head + i / (kLatent / 2)))[i % (kLatent / 2)] = 0;
+  barrier_meet(kMath, kMathThreads);
+}
+
+/// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents, and rounds once.
+template <class Layout, int Columns>
+__device__ __forceinline__ void write_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                              int thread) {
+  using S = Shared<Layout, Columns>;
+  constexpr int kQuads = kLatent / 4, kInFlight = 8;
+  const int parts = args.plan.splits;
+  parts > 1 ? cluster_barrier() : barrier_meet(kMath, kMathThreads);
+  weigh_parts(shared, args, work, thread);
+  const auto* all = reinterpret_cast<const SplitSum*>(shared.query);
+  const uint32_t here = shared_address(shared.latents());
+  const float scale = args.latent_scale;
+  const int quads = work.heads * kQuads, last = quads * (work.split + 1) / parts;
+  for (int i = quads * work.split / parts + thread; i < last; i += kMathThreads) {
+    const int head = i / kQuads, quad = i % kQuads;
+    const uint32_t at = here + uint32_t((head * S::kLatentPitch + quad * 4) * 4);
+    float4 sum = {0, 0, 0, 0};
+    for (int first = 0; first < parts; first += kInFlight) {
+      float4 value[kInFlight];
+      float weight[kInFlight];
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        weight[j] = first + j < parts ? all[(first + j) * Columns + head].sum : 0;
+        value[j] = {0, 0, 0, 0};
+        if (weight[j] != 0) value[j] = load_from_cluster4(address_in(at, uint32_t(first + j)));
+      }
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        sum.x = fmaf(weight[j], value[j].x, sum.x);
+        sum.y = fmaf(weight[j], value[j].y, sum.y);
+        sum.z = fmaf(weight[j], value[j].z, sum.z);
+        sum.w = fmaf(weight[j], value[j].w, sum.w);
+      }
+    }
+    auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head + head)) + 2 * quad;
+    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x * scale, sum.y * scale),
+                                     __floats2bfloat162_rn(sum.z * scale, sum.w * scale)};
+    *reinterpret_cast<uint2*>(to) = reinterpret_cast<const uint2&>(pairs);
   }
+  if (parts > 1) cluster_barrier();  // until then others may read here
 }
 
 template <class Layout, int Columns>
@@ -627,7 +685,6 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   let_next_kernel_start();
   __syncthreads();
   const Work work = work_of(args, int(blockIdx.x));
-  if (work.tiles == 0) return write_empty(args, work);
 
   if (warp >= kMathWarps) {
     give_registers<kOtherRegisters>();
@@ -642,10 +699,15 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
     return;
   }
   take_registers<kMathRegisters>();
-  load_query(shared, args, work, warp, lane);
-  fence_async_proxy();
-  barrier_meet(kMath, kMathThreads);
-  Math<Layout, Columns>(shared, args, work, warp / 4, Lane{warp % 4, lane}).run();
+  if (work.tiles > 0) {
+    load_query(shared, args, work, warp, lane);
+    fence_async_proxy();
+    barrier_meet(kMath, kMathThreads);
+    Math<Layout, Columns>(shared, args, work, warp / 4, Lane{warp % 4, lane}).run();
+  } else if (threadIdx.x < Columns) {
+    shared.part[threadIdx.x] = {0, 0};
+  }
+  write_latents(shared, args, work, int(threadIdx.x));
 }
 
 }  // namespace dsacore::cuda::many
@@ -654,8 +716,8 @@ namespace dsacore::cuda {
 
 template <class Layout>
 void ManyHeadsKernel<Layout>::prepare() {
-  allow_shared(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>));
-  allow_shared(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>));
+  allow_shared(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>), true);
+  allow_shared(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>), true);
 }
 
 template <class Layout>
@@ -663,7 +725,8 @@ void ManyHeadsKernel<Layout>::launch(const ManyHeadsArgs& args, const Workspace&
   const auto enqueue = [&](auto kernel, size_t shared_bytes) {
     const LaunchShape shape = {.grid = unsigned(args.plan.ctas(int(args.valid.extent(0)))),
                                .block = many::kThreads,
-                               .shared_bytes = shared_bytes};
+                               .shared_bytes = shared_bytes,
+                               .cluster = args.plan.splits};
     cuda::launch(kernel, shape, workspace, args);
   };
   args.plan.columns == 24 ? enqueue(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>))

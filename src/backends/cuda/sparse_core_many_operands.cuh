@@ -5,7 +5,9 @@
 // where the query is stored in the same order. Values for O^T = V^T P^T: M = latents, read by transposing loads of 16-bit
 // units, 2 (e4m3) or 4 (e2m1) latents a unit; which latent a row of M is, `latent_of` says.
 //
-// A CTA's rows lie in slots of 32. A set is what is made at a time: fragments of four wgmma.
+// A CTA's rows lie in slots of 32. A set is the fragments of four wgmma: `fetch` loads its raw words, `make` turns them into one
+// fragment at a time, between two products of the set before: a product with A in registers holds its warp up until the tensor
+// core has taken them, and conversion fills that time.
 #pragma once
 
 #include <cstdint>
@@ -76,34 +78,29 @@ __device__ __forceinline__ uint32_t load_factor(uint32_t table, int block, int k
 
 // ---- e4m3 latents: fp8_ds_mla and fp8 ----
 
-/// Four k-steps of 16 bytes from `address`, this lane's row of the warp's 16 keys.
-__device__ __forceinline__ void load_byte_keys(uint32_t address, Fragments& a) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t x[4];  // rows 0-7 and 8-15 of bytes 0-15, then of bytes 16-31
-    load_matrices(x, address + 32 * half);
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      a[2 * half + step][0] = low_e4m3_to_f16(x[2 * step]);
-      a[2 * half + step][1] = low_e4m3_to_f16(x[2 * step + 1]);
-      a[2 * half + step][2] = high_e4m3_to_f16(x[2 * step]);
-      a[2 * half + step][3] = high_e4m3_to_f16(x[2 * step + 1]);
-    }
-  }
+/// Four k-steps of 16 bytes from `address`, this lane's row of the warp's 16 keys: rows 0-7 and 8-15 of bytes 0-15, and so on.
+__device__ __forceinline__ void fetch_byte_keys(uint32_t address, uint32_t (&raw)[2][4]) {
+  load_matrices(raw[0], address);
+  load_matrices(raw[1], address + 32);
+}
+__device__ __forceinline__ void make_byte_keys(const uint32_t (&raw)[2][4], int step, uint32_t (&a)[4]) {
+  const uint32_t(&x)[4] = raw[step / 2];
+  a[0] = low_e4m3_to_f16(x[step % 2 * 2]);
+  a[1] = low_e4m3_to_f16(x[step % 2 * 2 + 1]);
+  a[2] = high_e4m3_to_f16(x[step % 2 * 2]);
+  a[3] = high_e4m3_to_f16(x[step % 2 * 2 + 1]);
 }
 
-/// Two k-steps (32 keys, a slot) of 16 latents of this warp.
-__device__ __forceinline__ void load_byte_values(uint32_t address, uint32_t (&first)[4], uint32_t (&second)[4]) {
-  uint32_t x[4];  // of 8 keys each: two keys by two latents a lane
-  load_matrices_transposed(x, address);
-#pragma unroll
-  for (uint32_t& word : x) word = permute_bytes(word, 0, 0x3120);
+/// 16 latents of this warp of 64 keys in two slots: 8 keys a word, two keys by two latents a lane.
+__device__ __forceinline__ void fetch_byte_values(const uint32_t (&address)[2], int at, uint32_t (&raw)[2][4]) {
+  for (int i = 0; i < 2; ++i) load_matrices_transposed(raw[i], address[i] + at);
+}
+__device__ __forceinline__ void make_byte_values(const uint32_t (&raw)[2][4], int step, uint32_t (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    first[2 * i] = low_e4m3_to_f16(x[i]);
-    first[2 * i + 1] = high_e4m3_to_f16(x[i]);
-    second[2 * i] = low_e4m3_to_f16(x[2 + i]);
-    second[2 * i + 1] = high_e4m3_to_f16(x[2 + i]);
+    const uint32_t word = permute_bytes(raw[step / 2][step % 2 * 2 + i], 0, 0x3120);
+    a[2 * i] = low_e4m3_to_f16(word);
+    a[2 * i + 1] = high_e4m3_to_f16(word);
   }
 }
 
@@ -145,8 +142,13 @@ struct RowOperands<KvFp8> : ByteOperands {
   struct Keys {
     uint32_t address;
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t, Lane lane) : address(key_row_address(slot, kPitch, lane)) {}
-    __device__ __forceinline__ void load(int set, Fragments& a) const { load_byte_keys(address + 64 * set, a); }
-    __device__ __forceinline__ void load_pe(Fragments& a) const { load_byte_keys(address + KvFp8::kPeAt, a); }
+    uint32_t raw[2][4];
+    __device__ __forceinline__ void fetch(int set) { fetch_byte_keys(address + 64 * set, raw); }
+    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const { make_byte_keys(raw, step, a); }
+    __device__ __forceinline__ void load_pe(Fragments& a) {
+      fetch(kSets);
+      for (int step = 0; step < 4; ++step) make(kSets, step, a[step]);
+    }
   };
 
   struct Values {
@@ -154,9 +156,9 @@ struct RowOperands<KvFp8> : ByteOperands {
     __device__ __forceinline__ Values(const uint32_t (&slots)[2], const uint32_t (&)[2], int group, Lane lane) {
       for (int i = 0; i < 2; ++i) address[i] = slots[i] + uint32_t(lane.lane * kPitch + 256 * group + 16 * lane.warp);
     }
-    __device__ __forceinline__ void load(int set, Fragments& a) const {
-      for (int i = 0; i < 2; ++i) load_byte_values(address[i] + 64 * set, a[2 * i], a[2 * i + 1]);
-    }
+    uint32_t raw[2][4];
+    __device__ __forceinline__ void fetch(int set) { fetch_byte_values(address, 64 * set, raw); }
+    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const { make_byte_values(raw, step, a); }
   };
 
   static __device__ __forceinline__ void make_table(uint32_t, uint32_t, int) {}
@@ -178,12 +180,14 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
     int key;
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t table, Lane lane)
         : address(key_row_address(slot, kPitch, lane)), table(table), key(lane.warp % 2 * 16 + lane.row()) {}
-    __device__ __forceinline__ void load(int set, Fragments& a) const {
-      load_byte_keys(address + 64 * set, a);
-      const uint32_t factors[2] = {load_factor(table, set / 2, key), load_factor(table, set / 2, key + 8)};
-#pragma unroll
-      for (int step = 0; step < 4; ++step)
-        for (int i = 0; i < 4; ++i) a[step][i] = multiply_f16(a[step][i], factors[i % 2]);
+    uint32_t raw[2][4], factors[2];
+    __device__ __forceinline__ void fetch(int set) {
+      fetch_byte_keys(address + 64 * set, raw);
+      for (int i = 0; i < 2; ++i) factors[i] = load_factor(table, set / 2, key + 8 * i);
+    }
+    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const {
+      make_byte_keys(raw, step, a);
+      for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], factors[i % 2]);
     }
     /// BF16, in its own order.
     __device__ __forceinline__ void load_pe(Fragments& a) const {
@@ -200,17 +204,16 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
         table[i] = tables[i] + factor_at(2 * group, 2 * lane.column());
       }
     }
-    __device__ __forceinline__ void load(int set, Fragments& a) const {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        load_byte_values(address[i] + 64 * set, a[2 * i], a[2 * i + 1]);
-        const uint4 factors = load_words4(table[i] + set / 2 * 64);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          a[2 * i][j] = multiply_f16(a[2 * i][j], j < 2 ? factors.x : factors.y);
-          a[2 * i + 1][j] = multiply_f16(a[2 * i + 1][j], j < 2 ? factors.z : factors.w);
-        }
-      }
+    uint32_t raw[2][4];
+    uint4 factors[2];
+    __device__ __forceinline__ void fetch(int set) {
+      fetch_byte_values(address, 64 * set, raw);
+      for (int i = 0; i < 2; ++i) factors[i] = load_words4(table[i] + set / 2 * 64);
+    }
+    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const {
+      make_byte_values(raw, step, a);
+      const uint4& f = factors[step / 2];
+      for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], step % 2 == 0 ? (i < 2 ? f.x : f.y) : (i < 2 ? f.z : f.w));
     }
   };
 
@@ -264,24 +267,29 @@ struct RowOperands<KvNvfp4DsMla> {
           pe(key_row_address(slot, kPitch, lane) + KvNvfp4DsMla::kPeAt) {
       for (int i = 0; i < 2; ++i) scales[i] = load_words2(nibbles + i * 8 * kPitch + KvNvfp4DsMla::kScalesAt);
     }
-    __device__ __forceinline__ void load(int set, Fragments& a) const {
+    uint2 codes[2];
+    uint32_t factors[2];
+    uint32_t raw_pe[2][4];
+    __device__ __forceinline__ void fetch(int set) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint2 codes = load_words2(nibbles + i * 8 * kPitch + 32 * set);
+        codes[i] = load_words2(nibbles + i * 8 * kPitch + 32 * set);
         const uint32_t word = set < 4 ? scales[i].x : scales[i].y;
-        const uint32_t factor =
-            multiply_f16(low_e4m3_to_f16(permute_bytes(word, 0, uint32_t(set % 4 * 0x1111))), kFactorUnit);
-        a[0][i] = multiply_f16(e2m1_to_f16<0>(codes.x), factor);
-        a[0][2 + i] = multiply_f16(e2m1_to_f16<1>(codes.x), factor);
-        a[1][i] = multiply_f16(e2m1_to_f16<2>(codes.x), factor);
-        a[1][2 + i] = multiply_f16(e2m1_to_f16<3>(codes.x), factor);
-        a[2][i] = multiply_f16(e2m1_to_f16<0>(codes.y), factor);
-        a[2][2 + i] = multiply_f16(e2m1_to_f16<1>(codes.y), factor);
-        a[3][i] = multiply_f16(e2m1_to_f16<2>(codes.y), factor);
-        a[3][2 + i] = multiply_f16(e2m1_to_f16<3>(codes.y), factor);
+        factors[i] = multiply_f16(low_e4m3_to_f16(permute_bytes(word, 0, uint32_t(set % 4 * 0x1111))), kFactorUnit);
       }
     }
-    __device__ __forceinline__ void load_pe(Fragments& a) const { load_byte_keys(pe, a); }
+    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t word = step < 2 ? codes[i].x : codes[i].y;
+        a[i] = multiply_f16(step % 2 == 0 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factors[i]);
+        a[2 + i] = multiply_f16(step % 2 == 0 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factors[i]);
+      }
+    }
+    __device__ __forceinline__ void load_pe(Fragments& a) {
+      fetch_byte_keys(pe, raw_pe);
+      for (int step = 0; step < 4; ++step) make_byte_keys(raw_pe, step, a[step]);
+    }
   };
 
   /// A set is two M blocks of one slot: a unit's latents 0, 1 are rows r, r + 8 of the first, 2 and 3 of the second.
@@ -293,18 +301,19 @@ struct RowOperands<KvNvfp4DsMla> {
         table[i] = tables[i] + factor_at(16 * group + 2 * lane.warp + lane.row() / 4, 2 * lane.column());
       }
     }
-    __device__ __forceinline__ void load(int set, Fragments& a) const {
-      uint32_t x[4];  // of 8 keys each: two keys by four latents a lane
-      load_matrices_transposed(x, address[set % 2] + 64 * (set / 2));
-      const uint4 loaded = load_words4(table[set % 2] + 8 * 64 * (set / 2));
-      const uint32_t factors[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+    uint32_t raw[4];  // of 8 keys each: two keys by four latents a lane
+    uint4 factors;
+    __device__ __forceinline__ void fetch(int set) {
+      load_matrices_transposed(raw, address[set % 2] + 64 * (set / 2));
+      factors = load_words4(table[set % 2] + 8 * 64 * (set / 2));
+    }
+    __device__ __forceinline__ void make(int, int product, uint32_t (&a)[4]) const {
 #pragma unroll
-      for (int eight = 0; eight < 4; ++eight) {
-        const int step = eight / 2, at = eight % 2 * 2;
-        a[step][at] = multiply_f16(e2m1_to_f16<0>(x[eight]), factors[eight]);
-        a[step][at + 1] = multiply_f16(e2m1_to_f16<1>(x[eight]), factors[eight]);
-        a[2 + step][at] = multiply_f16(e2m1_to_f16<2>(x[eight]), factors[eight]);
-        a[2 + step][at + 1] = multiply_f16(e2m1_to_f16<3>(x[eight]), factors[eight]);
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t word = raw[product % 2 * 2 + i];
+        const uint32_t factor = product % 2 == 0 ? (i == 0 ? factors.x : factors.y) : (i == 0 ? factors.z : factors.w);
+        a[2 * i] = multiply_f16(product < 2 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factor);
+        a[2 * i + 1] = multiply_f16(product < 2 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factor);
       }
     }
   };
