@@ -17,6 +17,24 @@ std::string text_of(const IndexerOptions& o) {
   return text.str();
 }
 
+/// Whether every key is near its score. The device's error is relative to more than the terms (products_of), hence the
+/// wide bound: this finds keys that are of something else.
+testing::AssertionResult keys_are_near(const IndexerCase& c, const DeviceSelected& got,
+                                       const std::vector<std::vector<Score>>& scores) {
+  int64_t far = 0, all = 0;
+  std::ostringstream text;
+  for (int row = 0; row < c.rows(); ++row) {
+    for (size_t t = 0; t < scores[size_t(row)].size(); ++t, ++all) {
+      const Score& want = scores[size_t(row)][t];
+      const double score = score_of_key(got.keys[size_t(row)][t]);
+      if (std::isnan(want.value) ? std::isnan(score) : std::abs(score - want.value) <= 0.02 * want.size) continue;
+      if (far++ < 6) text << "; [" << row << "][" << t << "] = " << score << ", must be near " << want.value;
+    }
+  }
+  if (far == 0) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << far << " of " << all << " keys are far from their scores" << text.str();
+}
+
 /// Runs and judges a case with both kernels.
 void check(const IndexerOptions& options, const Layout& layout = {}) {
   const IndexerCase c(options);
@@ -27,6 +45,7 @@ void check(const IndexerOptions& options, const Layout& layout = {}) {
     SCOPED_TRACE(std::string(name) + ", " + text_of(options));
     const DeviceSelected got = device.run(name);
     EXPECT_TRUE(selects_exactly(c, options.topk, got));
+    EXPECT_TRUE(keys_are_near(c, got, scores));
     EXPECT_TRUE(judge(c, placed, got.selected, scores, kDeviceBound));
   }
 }

@@ -23,13 +23,14 @@ Choice choose(IndexFormat format, int heads, int q, bool histogram, bool is_shor
   const int tile_heads = score_passes(heads) * score_width(heads);
   const int page_bytes = kIndexPage * row_bytes(format);
   const int rest = ScoresShared(q, tile_heads, page_bytes, 0, histogram).total;
+  const ScoresInstance instance =
+      format == IndexFormat::kFp8 ? scores_fp8(heads, q, is_short) : scores_mxfp4(heads, q, is_short);
   const auto stages_in = [&](int bytes) {
-    return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages);
+    return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages) / instance.groups * instance.groups;
   };
   int stages = stages_in(kSharedOfTwo);
-  if (stages < kEnoughStages) stages = std::min(8, stages_in(kSharedOfOne));
-  return {format == IndexFormat::kFp8 ? scores_fp8(heads, q, is_short) : scores_mxfp4(heads, q, is_short), stages,
-          ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
+  if (stages < kEnoughStages) stages = std::min(8 / instance.groups * instance.groups, stages_in(kSharedOfOne));
+  return {instance, stages, ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
 }
 
 unsigned multiprocessors() {

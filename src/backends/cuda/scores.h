@@ -8,6 +8,7 @@ namespace dsacore::cuda {
 struct ScoresInstance {
   void (*kernel)(ScoresParameters);
   int threads;
+  int groups;  ///< math warpgroups
 };
 
 /// The instance for `heads` index heads and q rows a request; `is_short`: a CTA has few pages to score.

@@ -32,7 +32,9 @@ struct ScoresTile {
   static constexpr int kThreads = kMathThreads + 32;
 };
 
-/// A place in the ring of pages, and the parity of its barriers there.
+/// A place in the ring of pages, and the parity of its barriers there. The ring's length is a multiple of the number of
+/// warpgroups: a stage always has the same reader, which has seen one of its phases before it asks for the next.
+/// (Parity tells no more than two apart, and pages arrive in any order.)
 struct RingPlace {
   int stage;
   uint32_t parity = 0;
@@ -366,7 +368,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
 template <class Keys, int N, int Passes, int Rows, int Groups>
 constexpr ScoresInstance scores_instance() {
   using Tile = ScoresTile<Keys, N, Passes, Rows, Groups>;
-  return {scores_kernel<Keys, Tile>, Tile::kThreads};
+  return {scores_kernel<Keys, Tile>, Tile::kThreads, Groups};
 }
 
 }  // namespace dsacore::cuda
