@@ -97,6 +97,8 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
                       .scale = args.model->attention_scale(),
                       .k_scale = args.model->k_scale,
                       .plan = plan,
+                      .cluster_bits = std::countr_zero(unsigned(plan.cluster)),
+                      .group_bits = std::countr_zero(unsigned(plan.groups)),
                       .slice_bits = std::countr_zero(unsigned(kLatent / plan.cluster)),
                       .stages = shared.stages,
                       .received_at = shared.received_at});

@@ -92,17 +92,18 @@ __device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& warp, const
 
 __device__ __forceinline__ FewHeadsPlace few_heads_place(const FewHeadsArgs& args, int topk) {
   const FewHeadsPlan& plan = args.plan;
-  const int block = int(blockIdx.x);
+  const int block = int(blockIdx.x), cluster = block >> args.cluster_bits;
   FewHeadsPlace place = {};
-  place.rank = block % plan.cluster;
-  place.group = block / plan.cluster % plan.groups;
-  place.row = block / (plan.cluster * plan.groups);
+  place.rank = block & (plan.cluster - 1);
+  place.group = cluster & (plan.groups - 1);
+  place.row = cluster >> args.group_bits;
   const int valid = min(max(args.valid(place.row), 0), topk);
   const int keys = plan.split_keys(), cluster_keys = keys * plan.cluster;
   const int in_cluster = min(max(valid - place.group * cluster_keys, 0), cluster_keys);
   place.keys = min(max(in_cluster - place.rank * keys, 0), keys);
-  place.active_ranks = (in_cluster + keys - 1) / keys;
-  place.active_groups = (valid + cluster_keys - 1) / cluster_keys;
+  // Quotients of at most 2048, which FP32 division rounds to the right side: a quotient of integers is a 1/keys away.
+  place.active_ranks = int(__fdividef(float(in_cluster + keys - 1), float(keys)) + 0x1p-12f);
+  place.active_groups = int(__fdividef(float(valid + cluster_keys - 1), float(cluster_keys)) + 0x1p-12f);
   return place;
 }
 

@@ -52,7 +52,8 @@ struct FewHeadsArgs {
   float scale;         ///< of logits
   float k_scale;       ///< of the latent
   FewHeadsPlan plan;
-  int slice_bits;   ///< log2 of 512 / cluster
+  int cluster_bits, group_bits;  ///< log2 of the plan's
+  int slice_bits;                ///< log2 of 512 / cluster
   int stages;       ///< tiles in the ring
   int received_at;  ///< where in shared memory the neighbours' parts arrive; 0: over tiles that have been read
 };

@@ -176,6 +176,9 @@ struct MathWarp {
         lane(lane_index),
         exp2_scale(scale) {}
 
+  /// Makes the compiler work addresses out again in each phase of a tile, where it would rather keep them all and spill.
+  __device__ __forceinline__ void forget_addresses() { asm volatile("" : "+r"(lane), "+r"(warp)); }
+
   __device__ __forceinline__ int head() const { return kHeads * warp + lane / 16; }
   __device__ __forceinline__ int group() const { return warp % kKeyGroups; }
 
@@ -184,6 +187,7 @@ struct MathWarp {
   /// This warp's group's part of the dot products with its half of the tile's keys; `tile` is the raw tile, `operands`
   /// the address of what is multiplied.
   __device__ __forceinline__ void logits(const std::byte* tile, uint32_t operands) {
+    forget_addresses();
     const int first = warp / kKeyGroups * kWarpKeys;
 #pragma unroll
     for (int keys = 0; keys < kWarpKeys; keys += 16) logits_of_16(tile, operands, first + keys);
@@ -193,6 +197,7 @@ struct MathWarp {
 
   /// p of the tile's keys, of which the first `keys` count, and what the latents so far must be multiplied with.
   __device__ __forceinline__ void softmax(int keys) {
+    forget_addresses();
     const int first = kLaneKeys * (lane % 16);
     float p[kLaneKeys];
     add_groups(first, p);
@@ -221,6 +226,7 @@ struct MathWarp {
   // ---- latents ----
 
   __device__ __forceinline__ void latents(uint32_t operands) {
+    forget_addresses();
     const int scale_group = kScaleGroups > 1 ? warp * kWarpLatents / kGroupLatents : 0;
     rescale_latents(scale_group);
 #pragma unroll
