@@ -1,5 +1,5 @@
-// Sparse core cases on the device: the cases and the judgement of tests/cpu/sparse_core_case.h, a kernel by its name, and
-// its time over rows that no cache holds.
+// Sparse core cases on the device: the cases and the judgement of tests/cpu/sparse_core_case.h, a kernel by its name,
+// and its time over rows that no cache holds.
 #pragma once
 
 #include <fmt/format.h>
@@ -61,7 +61,8 @@ class DeviceCore {
   /// Enqueues the kernel on the first `live` rows.
   void enqueue(int live, Queue queue = {}) {
     KvCache kv = case_.kv;
-    kv.data = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(cache_.data()) - uintptr_t(shift_ * kv.row_bytes));
+    kv.data =
+        reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(cache_.data()) - uintptr_t(shift_ * kv.row_bytes));
     kernel_.run({.model = &case_.model,
                  .query = {query_.data(), case_.heads(), case_.query().element},
                  .topk_rows = View<const int32_t, 2>(as<const int32_t>(topk_rows_), live, case_.model.config.topk),
@@ -78,7 +79,8 @@ class DeviceCore {
     latent_.poison();
     lse_.poison();
     enqueue(live);
-    return {live, case_.heads(), fetch(View<const BFloat16, 1>(as<const BFloat16>(latent_), int64_t(live) * case_.heads() * kLatent)),
+    return {live, case_.heads(),
+            fetch(View<const BFloat16, 1>(as<const BFloat16>(latent_), int64_t(live) * case_.heads() * kLatent)),
             fetch(View<const float, 1>(as<const float>(lse_), int64_t(live) * case_.heads()))};
   }
 
@@ -128,7 +130,8 @@ class CoreTimer {
     std::vector<int32_t> ids(size_t(sets) * size_t(rows) * size_t(topk));
     std::mt19937_64 random(7);
     for (int32_t& id : ids) id = int32_t(random() % uint64_t(cache_rows));
-    for (size_t i = 0; i < ids.size(); i += size_t(topk)) std::sort(ids.begin() + int64_t(i), ids.begin() + int64_t(i) + topk);
+    for (size_t i = 0; i < ids.size(); i += size_t(topk))
+      std::sort(ids.begin() + int64_t(i), ids.begin() + int64_t(i) + topk);
     const std::vector<int32_t> all(size_t(rows), topk);
     DeviceBuffer device_ids(int64_t(ids.size()) * 4), valid(rows * 4), query(int64_t(rows) * heads * kQueryRow * 2);
     DeviceBuffer latent(int64_t(rows) * heads * kLatent * 2), lse(int64_t(rows) * heads * 4);
@@ -158,8 +161,8 @@ class CoreTimer {
   void report(std::string_view name, KvFormat format, int heads, int rows, int topk = kMaxTopk) {
     const double us = microseconds(name, format, heads, rows, topk);
     const double floor = double(rows) * topk * row_bytes(format) / 4.0e6;
-    fmt::print("time {} {:12} H={:<3} B={:<3} topk={:<4} {:7.2f} us, floor {:6.2f} us, share {:3.0f} %\n", name, name_of(format),
-               heads, rows, topk, us, floor, 100 * floor / us);
+    fmt::print("time {} {:12} H={:<3} B={:<3} topk={:<4} {:7.2f} us, floor {:6.2f} us, share {:3.0f} %\n", name,
+               name_of(format), heads, rows, topk, us, floor, 100 * floor / us);
   }
 
  private:

@@ -1,7 +1,6 @@
 // The list of the sparse core's kernels, in order of preference.
-#include "backends/cuda/sparse_core_kernels.h"
-
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/sparse_core_kernels.h"
 
 namespace dsacore::cuda {
 

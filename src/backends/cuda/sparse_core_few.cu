@@ -1,10 +1,9 @@
 // Sparse core for few heads: the entry in the list, and the launch.
-#include "backends/cuda/sparse_core_few.cuh"
-
 #include <algorithm>
 #include <bit>
 
 #include "backends/cuda/launch.h"
+#include "backends/cuda/sparse_core_few.cuh"
 #include "backends/cuda/sparse_core_kernels.h"
 
 namespace dsacore::cuda {
@@ -34,7 +33,9 @@ FewHeadsVariant variant(KvFormat format) {
   }
   return variant<KvFormat::kNvfp4DsMla, Keys>();
 }
-FewHeadsVariant variant(KvFormat format, int tile_keys) { return tile_keys == 32 ? variant<32>(format) : variant<64>(format); }
+FewHeadsVariant variant(KvFormat format, int tile_keys) {
+  return tile_keys == 32 ? variant<32>(format) : variant<64>(format);
+}
 
 struct SharedPlan {
   int stages;
@@ -64,7 +65,8 @@ int64_t scratch_bytes(const ShapeKey& shape, int) {
   int64_t floats = 0;
   for (int rows = 1; rows <= shape.rows; ++rows) {
     const FewHeadsPlan plan = few_heads_plan(rows, shape.topk);
-    if (plan.groups > 1) floats = std::max(floats, rows * plan.groups * plan.cluster * part_floats(heads_of(shape), plan.cluster));
+    if (plan.groups > 1)
+      floats = std::max(floats, rows * plan.groups * plan.cluster * part_floats(heads_of(shape), plan.cluster));
   }
   return kArrivalBytes + floats * int64_t(sizeof(float));
 }
@@ -97,6 +99,8 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
                       .scale = args.model->attention_scale(),
                       .k_scale = args.model->k_scale,
                       .plan = plan,
+                      .cluster_bits = std::countr_zero(unsigned(plan.cluster)),
+                      .group_bits = std::countr_zero(unsigned(plan.groups)),
                       .slice_bits = std::countr_zero(unsigned(kLatent / plan.cluster)),
                       .stages = shared.stages,
                       .received_at = shared.received_at});

@@ -16,48 +16,71 @@
 
 namespace dsacore::cuda {
 
-/// Fetches this warp's share of every tile, and zeros where the last tile has no key: p is 0 there, and 0 * NaN is not.
+/// A producer warp. It asks for its first rows' ids before it knows how many keys there are: past them lie -1.
 template <KvFormat Format, int Keys>
-__device__ __forceinline__ void produce_tiles(const FewHeadsArgs& args, const FewHeadsPlace& place, uint32_t ring, uint32_t full,
-                                              uint32_t empty, int warp, int lane) {
+struct Producer {
   using F = FewHeadsFormat<Format>;
-  constexpr int kShare = Keys / kProducerWarps;
-  constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
-  const int32_t* ids = args.topk_rows.row(place.row) + (place.group * args.plan.cluster + place.rank) * args.plan.split_keys();
-  const bool elected = elect_one();
-  const auto id_of = [&](int first) { return lane < kShare && first + lane < place.keys ? ids[first + lane] : 0; };
-  int stage = 0;
-  uint32_t parity = 1;
-  int32_t id = id_of(warp * kShare);
-  for (int first = warp * kShare; first - warp * kShare < place.keys; first += Keys) {
-    const int32_t next_id = id_of(first + Keys);
-    const int rows = min(max(place.keys - first, 0), kShare);
-    const uint32_t to = ring + uint32_t(stage * kTileBytes + warp * kShare * F::kPitch);
-    if (first >= args.stages * Keys) Barrier{empty + uint32_t(stage * 8)}.wait(parity);
-    for (uint32_t at = to + uint32_t(rows * F::kPitch + lane * 16); at < to + uint32_t(kShare * F::kPitch); at += 32 * 16) {
-      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
-    }
-    __syncwarp();
-    if (elected) Barrier{full + uint32_t(stage * 8)}.expect(uint32_t(rows * F::kRowBytes));
+  static constexpr int kShare = Keys / kProducerWarps;  ///< rows of a tile
+  static constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
+
+  const FewHeadsArgs& args;
+  int warp, lane;
+  const int32_t* ids;  ///< of this CTA's keys
+  int readable;        ///< of them
+  int32_t id;          ///< of lane i: of the next tile's row i of this warp's share
+
+  __device__ __forceinline__ Producer(const FewHeadsArgs& a, const FewHeadsPlace& place, int warp_index, int lane_index)
+      : args(a), warp(warp_index), lane(lane_index) {
+    const int first = (place.group * a.plan.cluster + place.rank) * a.plan.split_keys();
+    ids = a.topk_rows.row(place.row) + first;
+    readable = min(int(a.topk_rows.extent(1)) - first, a.plan.split_keys());
+    id = id_of(warp * kShare);
+  }
+
+  /// Fetches this warp's share of every tile, and zeros where the last tile has no key: p is 0 there, and 0 * NaN is
+  /// not.
+  __device__ __forceinline__ void run(int keys, uint32_t ring, uint32_t full, uint32_t empty) {
+    const bool elected = elect_one();
+    int stage = 0;
+    uint32_t parity = 1;
+    for (int first = warp * kShare; first - warp * kShare < keys; first += Keys) {
+      const int32_t next_id = id_of(first + Keys);
+      const int rows = min(max(keys - first, 0), kShare);
+      const uint32_t to = ring + uint32_t(stage * kTileBytes + warp * kShare * F::kPitch);
+      const Barrier arrived = {full + uint32_t(stage * 8)};
+      if (first >= args.stages * Keys) Barrier{empty + uint32_t(stage * 8)}.wait(parity);
+      for (uint32_t at = to + uint32_t(rows * F::kPitch + lane * 16); at < to + uint32_t(kShare * F::kPitch);
+           at += 32 * 16) {
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+      }
+      __syncwarp();
+      if (elected) arrived.expect(uint32_t(rows * F::kRowBytes));
 #pragma unroll
-    for (int i = 0; i < kShare; ++i) {
-      const int64_t row = __shfl_sync(kWholeWarp, id, i);
-      if (elected && i < rows) {
-        bulk_copy(to + uint32_t(i * F::kPitch), args.cache + row * F::kRowBytes, F::kRowBytes, Barrier{full + uint32_t(stage * 8)});
+      for (int i = 0; i < kShare; ++i) {
+        const int64_t row = __shfl_sync(kWholeWarp, id, i);
+        if (elected && i < rows) {
+          bulk_copy(to + uint32_t(i * F::kPitch), args.cache + row * F::kRowBytes, F::kRowBytes, arrived);
+        }
+      }
+      id = next_id;
+      if (++stage == args.stages) {
+        stage = 0;
+        parity ^= 1;
       }
     }
-    id = next_id;
-    if (++stage == args.stages) {
-      stage = 0;
-      parity ^= 1;
-    }
   }
-}
+
+ private:
+  __device__ __forceinline__ int32_t id_of(int first) const {
+    return lane < kShare && first + lane < readable ? ids[first + lane] : 0;
+  }
+};
 
 /// All tiles of this CTA by one math warp.
 template <KvFormat Format, int Keys>
-__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& warp, const FewHeadsArgs& args, const FewHeadsPlace& place,
-                                             const std::byte* ring, uint32_t full, uint32_t empty) {
+__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& warp, const FewHeadsArgs& args,
+                                             const FewHeadsPlace& place, const std::byte* ring, uint32_t full,
+                                             uint32_t empty) {
   constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
   const uint32_t ring_at = fixed_shared_address(ring);
   int stage = 0;
@@ -90,20 +113,26 @@ __device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& warp, const
   }
 }
 
-__device__ __forceinline__ FewHeadsPlace few_heads_place(const FewHeadsArgs& args, int topk) {
-  const FewHeadsPlan& plan = args.plan;
-  const int block = int(blockIdx.x);
-  FewHeadsPlace place = {};
-  place.rank = block % plan.cluster;
-  place.group = block / plan.cluster % plan.groups;
-  place.row = block / (plan.cluster * plan.groups);
-  const int valid = min(max(args.valid(place.row), 0), topk);
-  const int keys = plan.split_keys(), cluster_keys = keys * plan.cluster;
+__device__ __forceinline__ FewHeadsPlace few_heads_place(const FewHeadsArgs& args) {
+  const int block = int(blockIdx.x), cluster = block >> args.cluster_bits;
+  return {.row = cluster >> args.group_bits,
+          .group = cluster & (args.plan.groups - 1),
+          .rank = block & (args.plan.cluster - 1),
+          .keys = 0,
+          .active_ranks = 0,
+          .active_groups = 0};
+}
+
+/// Reads the row's count of keys.
+__device__ __forceinline__ void count_keys(const FewHeadsArgs& args, FewHeadsPlace& place) {
+  const int valid = min(max(args.valid(place.row), 0), int(args.topk_rows.extent(1)));
+  const int keys = args.plan.split_keys(), cluster_keys = keys << args.cluster_bits;
   const int in_cluster = min(max(valid - place.group * cluster_keys, 0), cluster_keys);
+  // Quotients of small integers, at least 1 / 2048 from the next: the addend rounds them to the right side.
+  const auto quotient = [](int a, int b) { return int(__fdividef(float(a), float(b)) + 0x1p-13f); };
   place.keys = min(max(in_cluster - place.rank * keys, 0), keys);
-  place.active_ranks = (in_cluster + keys - 1) / keys;
-  place.active_groups = (valid + cluster_keys - 1) / cluster_keys;
-  return place;
+  place.active_ranks = quotient(in_cluster + keys - 1, keys);
+  place.active_groups = quotient(valid + cluster_keys - 1, cluster_keys);
 }
 
 template <KvFormat Format, int Keys>
@@ -114,7 +143,8 @@ __global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __
   const std::byte* ring = bytes + kRingAt<Format, Keys>;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const uint32_t shared_at = fixed_shared_address(&shared);
-  const uint32_t full = shared_at + uint32_t(offsetof(Shared, full)), empty = shared_at + uint32_t(offsetof(Shared, empty));
+  const uint32_t full = shared_at + uint32_t(offsetof(Shared, full)),
+                 empty = shared_at + uint32_t(offsetof(Shared, empty));
   const Barrier received = {shared_at + uint32_t(offsetof(Shared, received))};
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.stages; ++i) {
@@ -125,46 +155,50 @@ __global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __
     publish_barriers();
   }
   __syncthreads();
+  // The cluster's barrier says that all its CTAs can be sent to: that they have started, and have read their tiles
+  // where what is sent lies over them.
+  const bool over_tiles = args.received_at == 0, alone = args.plan.cluster == 1;
+  const bool arrive_first = !alone && !over_tiles, arrive_later = !alone && over_tiles;
+  if (arrive_first) cluster_arrive();
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  const FewHeadsPlace place = few_heads_place(args, int(args.topk_rows.extent(1)));
-  if (place.active_groups == 0 && place.group == 0) write_empty_row(args, place, int(threadIdx.x));
-  if (place.active_ranks == 0) return;  // the whole cluster
-  // The cluster's barrier says that all its CTAs can be sent to: that they have started, and have read their tiles where
-  // what is sent lies over them.
-  const bool over_tiles = args.received_at == 0, alone = args.plan.cluster == 1;
-  if (!alone && !over_tiles) cluster_arrive();
-
+  FewHeadsPlace place = few_heads_place(args);
   if (warp >= kMathWarps) {
     give_registers<24>();
-    produce_tiles<Format, Keys>(args, place, shared_at + uint32_t(kRingAt<Format, Keys>), full, empty, warp - kMathWarps, lane);
-    if (alone) return;
-    if (over_tiles) cluster_arrive();
-    cluster_wait();
+    Producer<Format, Keys> producer(args, place, warp - kMathWarps, lane);
+    count_keys(args, place);
+    producer.run(place.keys, shared_at + uint32_t(kRingAt<Format, Keys>), full, empty);
+    if (arrive_later) cluster_arrive();
+    if (!alone) cluster_wait();
     return;
   }
   take_registers<104>();
   const float exp2_scale = args.scale * 1.44269504088896340736f;
-  const int received_at = over_tiles ? kExpandedAt<Format, Keys> : args.received_at;
   MathWarp<Format, Keys> math(shared, shared_at, warp, lane, exp2_scale);
+  math.query.load(args.query, place.row, math.group(), lane);
+  count_keys(args, place);
+  if (place.active_groups == 0 && place.group == 0) write_empty_row(args, place, int(threadIdx.x));
   if (place.keys > 0) {
-    math.query.load(args.query, place.row, math.group(), lane);
+    math.query.convert(args.query.heads, lane);
     attend_tiles(math, args, place, ring, full, empty);
   }
+  if (arrive_later) cluster_arrive();
+  if (threadIdx.x == 0)
+    received.expect(uint32_t(place.active_ranks - (place.keys > 0 ? 1 : 0)) * bytes_from_rank(args));
+  __syncwarp();
+  const int received_at = over_tiles ? kExpandedAt<Format, Keys> : args.received_at;
+  Merge<Shared> merge(shared, args, place, exp2_scale, int(threadIdx.x));
   if (alone) {
     math_barrier();
   } else {
-    if (over_tiles) cluster_arrive();
-    if (threadIdx.x == 0) received.expect(uint32_t(place.active_ranks - (place.keys > 0 ? 1 : 0)) * bytes_from_rank(args));
-    __syncwarp();
     cluster_wait();
   }
-  const SumSender sender = {bytes + received_at, shared_at + uint32_t(received_at), received.address, place.rank};
-  if (place.keys > 0) send_sums(math, args, sender);
+  if (place.keys > 0)
+    send_sums(math, args, place.rank, {bytes + received_at, shared_at + uint32_t(received_at), received.address});
   math_barrier();
-  if (!alone) received.wait(0);
-  const Merge<Shared> merge{shared, args, place, exp2_scale, int(threadIdx.x)};
+  if (place.active_ranks == 0) return;  // the whole cluster
+  received.wait(0);
   merge.cluster(bytes + received_at);
   if (place.active_groups > 1 && merge.last_to_arrive()) merge.groups();
 }

@@ -10,7 +10,7 @@ namespace dsacore::cuda {
 
 inline constexpr int kFewHeadsMax = 16;  ///< the 16 rows of an mma.sync operand
 
-inline constexpr int kMaxGroups = 4;      ///< clusters of a row
+inline constexpr int kMaxGroups = 4;  ///< clusters of a row
 
 /// Splits of a row's list of keys. Fixed by (rows, topk) alone: the bits of a row depend on nothing else of the batch.
 ///
@@ -52,8 +52,9 @@ struct FewHeadsArgs {
   float scale;         ///< of logits
   float k_scale;       ///< of the latent
   FewHeadsPlan plan;
-  int slice_bits;   ///< log2 of 512 / cluster
-  int stages;       ///< tiles in the ring
+  int cluster_bits, group_bits;  ///< log2 of the plan's
+  int slice_bits;                ///< log2 of 512 / cluster
+  int stages;                    ///< tiles in the ring
   int received_at;  ///< where in shared memory the neighbours' parts arrive; 0: over tiles that have been read
 };
 

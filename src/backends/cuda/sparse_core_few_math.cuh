@@ -22,7 +22,9 @@ __device__ __forceinline__ float exp2_of(float x) {
 __device__ __forceinline__ float power_of_two(int field) { return float_of(uint32_t(field) << 23); }
 __device__ __forceinline__ uint32_t half2_bits(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 __device__ __forceinline__ __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
-__device__ __forceinline__ uint32_t multiply_half2(uint32_t a, __half2 b) { return half2_bits(__hmul2(half2_of(a), b)); }
+__device__ __forceinline__ uint32_t multiply_half2(uint32_t a, __half2 b) {
+  return half2_bits(__hmul2(half2_of(a), b));
+}
 
 __device__ __forceinline__ float half_warp_max(float x) {
 #pragma unroll
@@ -38,9 +40,9 @@ __device__ __forceinline__ float half_warp_sum(float x) {
 /// All math warps meet; what they wrote to shared memory before is visible after.
 __device__ __forceinline__ void math_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(32 * kMathWarps) : "memory"); }
 
-/// p in shared memory is p * scale of the key and group * 2^14 / 2^unit, where 2^unit is the largest p * scale so far of
-/// the head and group, rounded down to a power of two: FP16 holds it without overflow, and what it loses below is less
-/// than 2^-38 of the largest. Fields are biased exponents, bounded so that all factors are normal numbers.
+/// p in shared memory is p * scale of the key and group * 2^14 / 2^unit, where 2^unit is the largest p * scale so far
+/// of the head and group, rounded down to a power of two: FP16 holds it without overflow, and what it loses below is
+/// less than 2^-38 of the largest. Fields are biased exponents, bounded so that all factors are normal numbers.
 inline constexpr int kUnitHeadroom = 14;
 inline constexpr int kLeastUnitField = 15, kLargestUnitField = 254;
 __device__ __forceinline__ int unit_field(float largest_weight) {
@@ -57,8 +59,8 @@ struct QueryFragments {
   uint32_t pe[4];
   float unit[2];  ///< of the heads' FP16 values, for a BF16 query; a power of two
 
+  /// Fetches; heads that there are not read the last one.
   __device__ __forceinline__ void load(const QueryRows& query, int64_t row, int group, int lane) {
-    // Heads that there are not read the last one, and are zeroed when all loads are under way.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int head = min(lane / 4 + 8 * i, query.heads - 1);
@@ -68,6 +70,10 @@ struct QueryFragments {
         load_e4m3(query.e4m3(row, head) + 4 * (lane % 4), group, i);
       }
     }
+  }
+
+  /// To FP16, and zeros for heads that there are not.
+  __device__ __forceinline__ void convert(int heads, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       unit[i] = 1;
@@ -76,7 +82,7 @@ struct QueryFragments {
       } else {
         widen(i);
       }
-      if (lane / 4 + 8 * i < query.heads) continue;
+      if (lane / 4 + 8 * i < heads) continue;
 #pragma unroll
       for (auto& step : latent) step[i] = step[i + 2] = 0;
       pe[i] = pe[i + 2] = 0;
@@ -106,7 +112,7 @@ struct QueryFragments {
 
   /// e4m3 to FP16.
   __device__ __forceinline__ void widen(int i) {
-    const auto widen_four = [i](uint32_t (&step)[4]) {
+    const auto widen_four = [i](uint32_t(&step)[4]) {
       step[i + 2] = high_e4m3_to_f16(step[i]);
       step[i] = low_e4m3_to_f16(step[i]);
     };
@@ -119,7 +125,8 @@ struct QueryFragments {
   __device__ __forceinline__ void to_half(int i) {
     __nv_bfloat162 most = __habs2(bf16_pair(latent[0][i]));
 #pragma unroll
-    for (auto& step : latent) most = __hmax2(__hmax2(most, __habs2(bf16_pair(step[i]))), __habs2(bf16_pair(step[i + 2])));
+    for (auto& step : latent)
+      most = __hmax2(__hmax2(most, __habs2(bf16_pair(step[i]))), __habs2(bf16_pair(step[i + 2])));
     most = __hmax2(most, __shfl_xor_sync(kWholeWarp, most, 1));
     most = __hmax2(most, __shfl_xor_sync(kWholeWarp, most, 2));
     const uint32_t bits = *reinterpret_cast<const uint32_t*>(&most);
@@ -141,8 +148,8 @@ struct QueryFragments {
   }
 };
 
-/// One math warp of eight. In the logits it has one group of latents and one half of the keys, in the softmax two heads,
-/// one each half of the warp, in the latents 64 columns; 16 heads always.
+/// One math warp of eight. In the logits it has one group of latents and one half of the keys, in the softmax two
+/// heads, one each half of the warp, in the latents 64 columns; 16 heads always.
 template <KvFormat Format, int Keys>
 struct MathWarp {
   using F = FewHeadsFormat<Format>;
@@ -155,7 +162,7 @@ struct MathWarp {
 
   Shared& shared;
   ExpandedTile<Keys>& expanded;  ///< where the format has one
-  uint32_t shared_at;  ///< address of `shared`
+  uint32_t shared_at;            ///< address of `shared`
   int warp, lane;
   float exp2_scale;  ///< of logits, to base 2
 
@@ -176,6 +183,10 @@ struct MathWarp {
         lane(lane_index),
         exp2_scale(scale) {}
 
+  /// Makes the compiler work addresses out again in each phase of a tile, where it would rather keep them all and
+  /// spill.
+  __device__ __forceinline__ void forget_addresses() { asm volatile("" : "+r"(lane), "+r"(warp)); }
+
   __device__ __forceinline__ int head() const { return kHeads * warp + lane / 16; }
   __device__ __forceinline__ int group() const { return warp % kKeyGroups; }
 
@@ -184,6 +195,7 @@ struct MathWarp {
   /// This warp's group's part of the dot products with its half of the tile's keys; `tile` is the raw tile, `operands`
   /// the address of what is multiplied.
   __device__ __forceinline__ void logits(const std::byte* tile, uint32_t operands) {
+    forget_addresses();
     const int first = warp / kKeyGroups * kWarpKeys;
 #pragma unroll
     for (int keys = 0; keys < kWarpKeys; keys += 16) logits_of_16(tile, operands, first + keys);
@@ -193,6 +205,7 @@ struct MathWarp {
 
   /// p of the tile's keys, of which the first `keys` count, and what the latents so far must be multiplied with.
   __device__ __forceinline__ void softmax(int keys) {
+    forget_addresses();
     const int first = kLaneKeys * (lane % 16);
     float p[kLaneKeys];
     add_groups(first, p);
@@ -221,21 +234,24 @@ struct MathWarp {
   // ---- latents ----
 
   __device__ __forceinline__ void latents(uint32_t operands) {
+    forget_addresses();
     const int scale_group = kScaleGroups > 1 ? warp * kWarpLatents / kGroupLatents : 0;
     rescale_latents(scale_group);
 #pragma unroll
     for (int step = 0; step < Keys / 16; ++step) {
       uint32_t p[4];
-      load_matrices(p, shared_at + uint32_t(offsetof(Shared, p)) +
-                           uint32_t(((scale_group * kFewHeadsMax + lane % 16) * (Keys + 8) + step * 16 + lane / 16 * 8) *
-                                    int(sizeof(__half))));
+      load_matrices(p,
+                    shared_at + uint32_t(offsetof(Shared, p)) +
+                        uint32_t(((scale_group * kFewHeadsMax + lane % 16) * (Keys + 8) + step * 16 + lane / 16 * 8) *
+                                 int(sizeof(__half))));
 #pragma unroll
       for (int j = 0; j < kBlocks16 / 2; ++j) {
         uint32_t codes[4];  // of two blocks of 16 latents, each for keys 0..7 and 8..15 of the step
         load_matrices_transposed(codes, operands + (step * 16 + lane % 16) * F::kOperandPitch + warp * kWarpLatents +
                                             j * 32 + lane / 16 * 16);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) multiply_block(latent[2 * j + i], p, codes[2 * i], codes[2 * i + 1], step, 2 * j + i);
+        for (int i = 0; i < 2; ++i)
+          multiply_block(latent[2 * j + i], p, codes[2 * i], codes[2 * i + 1], step, 2 * j + i);
       }
     }
   }
@@ -273,7 +289,8 @@ struct MathWarp {
   /// Dot products with eight keys over 64 latents.
   __device__ __forceinline__ void multiply_keys(float (&dot)[4], uint32_t operands, int key, int half) const {
     uint32_t codes[4];
-    load_matrices(codes, operands + (key + lane % 8) * F::kOperandPitch + group() * kGroupLatents + (half * 4 + lane / 8) * 16);
+    load_matrices(
+        codes, operands + (key + lane % 8) * F::kOperandPitch + group() * kGroupLatents + (half * 4 + lane / 8) * 16);
     uint2 scales = {};
     if constexpr (F::kExpanded) {
       scales = *reinterpret_cast<const uint2*>(&expanded.by_key[key + lane / 4][group() * 8 + half * 4]);
@@ -297,7 +314,8 @@ struct MathWarp {
     for (int block = 0; block < 2; ++block) {
       const int key = first + block * 8 + 2 * (lane % 4);
       const std::byte* scale = tile + key * F::kPitch + KvFp8DsMla::kScalesAt + group() * int(sizeof(float));
-      const float even = *reinterpret_cast<const float*>(scale), odd = *reinterpret_cast<const float*>(scale + F::kPitch);
+      const float even = *reinterpret_cast<const float*>(scale),
+                  odd = *reinterpret_cast<const float*>(scale + F::kPitch);
       if (lane < 4) *reinterpret_cast<float2*>(&shared.scales[group()][key]) = make_float2(even, odd);
       dot[block][0] *= even * query.unit[0];
       dot[block][1] *= odd * query.unit[0];
@@ -374,8 +392,10 @@ struct MathWarp {
   /// The largest of `values[g]` over the half warp, for g = (lane / 4) % 4: each exchange halves what a lane keeps.
   __device__ __forceinline__ float largest_of_group(const float (&values)[4]) const {
     const bool upper = (lane & 8) != 0, odd = (lane & 4) != 0;
-    const float kept0 = fmaxf(upper ? values[2] : values[0], __shfl_xor_sync(kWholeWarp, upper ? values[0] : values[2], 8));
-    const float kept1 = fmaxf(upper ? values[3] : values[1], __shfl_xor_sync(kWholeWarp, upper ? values[1] : values[3], 8));
+    const float kept0 =
+        fmaxf(upper ? values[2] : values[0], __shfl_xor_sync(kWholeWarp, upper ? values[0] : values[2], 8));
+    const float kept1 =
+        fmaxf(upper ? values[3] : values[1], __shfl_xor_sync(kWholeWarp, upper ? values[1] : values[3], 8));
     float result = fmaxf(odd ? kept1 : kept0, __shfl_xor_sync(kWholeWarp, odd ? kept0 : kept1, 4));
     result = fmaxf(result, __shfl_xor_sync(kWholeWarp, result, 2));
     return fmaxf(result, __shfl_xor_sync(kWholeWarp, result, 1));
@@ -412,8 +432,8 @@ struct MathWarp {
 
   /// Sums of 16 latents over the 16 keys of a step: the two codes that ldmatrix leaves of each key are an even and an
   /// odd latent.
-  __device__ __forceinline__ void multiply_block(float (&sums)[2][4], const uint32_t (&p)[4], uint32_t codes0, uint32_t codes8,
-                                                 int step, int block) {
+  __device__ __forceinline__ void multiply_block(float (&sums)[2][4], const uint32_t (&p)[4], uint32_t codes0,
+                                                 uint32_t codes8, int step, int block) {
     constexpr uint32_t kByLatent = 0x3120;  // {key 0, key 1} of the even latent, then of the odd one
     codes0 = permute_bytes(codes0, 0, kByLatent);
     codes8 = permute_bytes(codes8, 0, kByLatent);
@@ -443,7 +463,8 @@ __device__ __forceinline__ void expand_tile(const std::byte* tile, ExpandedTile<
 #pragma unroll 4
   for (int turn = 0; turn < Keys * kPieces / kThreads; ++turn) {
     const int key = thread / kPieces + turn * (kThreads / kPieces), piece = thread % kPieces;
-    const uint2 codes = *reinterpret_cast<const uint2*>(tile + key * Format::kPitch + KvNvfp4DsMla::kValuesAt + piece * 8);
+    const uint2 codes =
+        *reinterpret_cast<const uint2*>(tile + key * Format::kPitch + KvNvfp4DsMla::kValuesAt + piece * 8);
     uint32_t wide[4];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

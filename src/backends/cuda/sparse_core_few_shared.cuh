@@ -75,7 +75,8 @@ struct ExpandedTile {
   alignas(16) __half by_block[KvNvfp4DsMla::kBlocks][Keys + 8];
 };
 
-/// What a CTA keeps beside its tiles. In shared memory follow the expanded tile, where the format has one, and the ring.
+/// What a CTA keeps beside its tiles. In shared memory follow the expanded tile, where the format has one, and the
+/// ring.
 template <KvFormat Format, int Keys>
 struct FewHeadsShared {
   static constexpr int kScaleGroups = FewHeadsFormat<Format>::kScaleGroups;
@@ -86,7 +87,6 @@ struct FewHeadsShared {
   alignas(16) float rescale[kFewHeadsMax][kScaleGroups];          ///< of the latents summed so far
   alignas(16) float scales[kScaleGroups][Keys];                   ///< of the tile's keys, where p is multiplied by them
   alignas(8) uint64_t full[3], empty[3], received;
-  float shares[kMaxGroups][kFewHeadsMax];
   uint32_t last;
 };
 
