@@ -1,14 +1,15 @@
-// Sparse core for 17 to 128 heads (it takes any number): one CTA attends with up to 48 heads of a row over a part of its
-// keys, operands swapped: S^T[64 keys x N heads] = K Q^T, O^T[512 x N] += V^T P^T by wgmma, N a multiple of 8.
+// Sparse core for 17 to 128 heads (it takes any number): one CTA attends with up to 48 heads of a row over a part of
+// its keys, operands swapped: S^T[64 keys x N heads] = K Q^T, O^T[512 x N] += V^T P^T by wgmma, N a multiple of 8.
 //
-// What bounds it, in SM clocks for 64 keys and N = 48: the tensor cores 68 products of N / 2 = 1632. They reach that only with A
-// in registers: from shared memory a product takes 16 + N / 4 = 28, all of it shared memory, to which a tile in FP16 would
-// add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys and values each once a
-// warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that arrive. 96 heads, 64 rows: 32
-// tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172 MB from L2.
+// What bounds it, in SM clocks for 64 keys and N = 48: the tensor cores 68 products of N / 2 = 1632. They reach that
+// only with A in registers: from shared memory a product takes 16 + N / 4 = 28, all of it shared memory, to which a
+// tile in FP16 would add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys
+// and values each once a warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that
+// arrive. 96 heads, 64 rows: 32 tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172
+// MB from L2.
 //
-// Warps: two warpgroups of math, which take turns at the scores of a tile and share its latents, 256 each; a third warpgroup
-// has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
+// Warps: two warpgroups of math, which take turns at the scores of a tile and share its latents, 256 each; a third
+// warpgroup has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,17 +32,18 @@ inline constexpr int kMathGroups = 2;
 inline constexpr int kMathWarps = 4 * kMathGroups;
 inline constexpr int kMathThreads = 32 * kMathWarps;
 inline constexpr int kThreads = kMathThreads + 128;
-inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
+inline constexpr int kProducers = 2, kHelpers = 2;                // 4 and none where there is nothing to prepare
 inline constexpr int kMathRegisters = 232, kOtherRegisters = 40;  // of 168 each
 inline constexpr int kSharedLimit = 227 * 1024;
 
-/// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of the keys
-/// stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more powers of two below.
+/// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of
+/// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
+/// powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
 
-/// Named barriers: `kWeights + g`: the weights that warpgroup g has written can be read; `kGroup + g`: of the warpgroup's own.
-/// Nobody waits until weights have been read: g writes its next ones after it has met the other group's, which were written
-/// after those had been read.
+/// Named barriers: `kWeights + g`: the weights that warpgroup g has written can be read; `kGroup + g`: of the
+/// warpgroup's own. Nobody waits until weights have been read: g writes its next ones after it has met the other
+/// group's, which were written after those had been read.
 enum NamedBarrier { kWeights = 1, kGroup = 3, kMath = 5 };
 
 template <class Layout, int Columns>
@@ -57,30 +59,30 @@ struct Shared {
   alignas(1024) std::byte weights[kMathGroups][kBlockBytes];
   alignas(128) std::byte slots[kSlots][kSlotBytes];
   alignas(16) std::byte tables[kSlots][kTableBytes];
-  alignas(16) float largest[Columns];      ///< reference of p, base 2, an integer
-  alignas(16) float offset[Columns];       ///< reference of the weights of V less that of p, where keys have units of their own
-  alignas(16) float query_unit[Columns];   ///< what the head's FP16 query is to be multiplied by
-  alignas(16) float rescale[kMathGroups][Columns];    ///< of latents summed before these weights
+  alignas(16) float largest[Columns];                  ///< reference of p, base 2, an integer
+  alignas(16) float offset[Columns];                   ///< what the reference of V's weights lies above it
+  alignas(16) float query_unit[Columns];               ///< what the head's FP16 query is to be multiplied by
+  alignas(16) float rescale[kMathGroups][Columns];     ///< of latents summed before these weights
   alignas(16) float lower_sums[kMathGroups][Columns];  ///< of p summed before
-  alignas(16) float peaks[4][2][Columns];  ///< one warpgroup at a time
+  alignas(16) float peaks[4][2][Columns];              ///< one warpgroup at a time
   alignas(16) float sums[kMathWarps][Columns];
-  alignas(16) SplitSum part[Columns];      ///< of this CTA, read by its cluster
+  alignas(16) SplitSum part[Columns];  ///< of this CTA, read by its cluster
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
+  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums are void
+
   static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
   static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
   static_assert(kManyHeadsSplits * Columns * int(sizeof(SplitSum)) <= kQueryRow / 64 * kBlockBytes);
   __device__ float* latents() { return reinterpret_cast<float*>(slots); }  ///< [Columns][kLatentPitch], at the end
-
-  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else the two above are void
 };
 
 /// What a CTA has to do.
 struct Work {
   int64_t row;
-  int head, heads;   ///< first, number
+  int head, heads;  ///< first, number
   int split;
   int64_t valid;
-  int64_t first;     ///< key of the row's list
+  int64_t first;  ///< key of the row's list
   int tiles;
 };
 
@@ -116,15 +118,16 @@ template <class Layout>
 __device__ __forceinline__ void clear_rows(uint32_t slot, int first, int lane) {
   const int bytes = (kSlotKeys - first) * RowOperands<Layout>::kPitch;
 #pragma unroll 1
-  for (int at = lane * 16; at < bytes; at += 32 * 16) store_words4(slot + first * RowOperands<Layout>::kPitch + at, {0, 0, 0, 0});
+  for (int at = lane * 16; at < bytes; at += 32 * 16)
+    store_words4(slot + first * RowOperands<Layout>::kPitch + at, {0, 0, 0, 0});
   __syncwarp();
 }
 
-/// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the ids by
-/// shuffles; they are loaded a slot ahead.
+/// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the
+/// ids by shuffles; they are loaded a slot ahead.
 template <int Producers, class Layout, int Columns>
-__device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int producer,
-                                       int lane) {
+__device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                       int producer, int lane) {
   using S = Shared<Layout, Columns>;
   constexpr int kPitch = RowOperands<Layout>::kPitch, kBatch = 8;
   const uint32_t slots = fixed_shared_address(shared.slots), full = fixed_shared_address(shared.full),
@@ -171,7 +174,8 @@ __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const Ma
 }
 
 template <class Layout, int Columns>
-__device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, const Work& work, int helper, int lane) {
+__device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, const Work& work, int helper,
+                                               int lane) {
   using S = Shared<Layout, Columns>;
   const uint32_t slots = fixed_shared_address(shared.slots), tables = fixed_shared_address(shared.tables),
                  full = fixed_shared_address(shared.full), ready = fixed_shared_address(shared.ready);
@@ -188,21 +192,25 @@ __device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, 
 
 /// 16 dims of a BF16 query, times `factor`, as FP16 pairs.
 __device__ __forceinline__ void scale_query(const uint4 (&words)[2], float factor, uint32_t (&pairs)[8]) {
-  const uint32_t bits[8] = {words[0].x, words[0].y, words[0].z, words[0].w, words[1].x, words[1].y, words[1].z, words[1].w};
+  const uint32_t bits[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
+                            words[1].x, words[1].y, words[1].z, words[1].w};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) pairs[i] = to_f16(float_of(bits[i] << 16) * factor, float_of(bits[i] & 0xFFFF0000u) * factor);
+  for (int i = 0; i < 8; ++i)
+    pairs[i] = to_f16(float_of(bits[i] << 16) * factor, float_of(bits[i] & 0xFFFF0000u) * factor);
 }
 __device__ __forceinline__ uint32_t largest_magnitude(uint32_t bits) {
   return max((bits << 16) & 0x7FFFFFFFu, bits & 0x7FFF0000u);
 }
 
-/// A warp writes a head's BF16 query: latents in FP16 times a power of two that brings the largest to 2^14, pe as it is.
+/// A warp writes a head's BF16 query: latents in FP16 times a power of two that brings the largest to 2^14, pe as it
+/// is.
 template <class Layout, int Columns>
-__device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& shared, const uint4 (&words)[2], const uint4 (&pe)[2],
-                                                  int column, int lane) {
+__device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& shared, const uint4 (&words)[2],
+                                                  const uint4 (&pe)[2], int column, int lane) {
   uint32_t largest = 0;
   for (const uint4& w : words) {
-    largest = max(largest, max(max(largest_magnitude(w.x), largest_magnitude(w.y)), max(largest_magnitude(w.z), largest_magnitude(w.w))));
+    largest = max(largest, max(max(largest_magnitude(w.x), largest_magnitude(w.y)),
+                               max(largest_magnitude(w.z), largest_magnitude(w.w))));
   }
   const uint32_t exponent = max(__reduce_max_sync(0xFFFFFFFFu, largest) >> 23, 15u);
   uint32_t pairs[8];
@@ -231,14 +239,14 @@ __device__ __forceinline__ void store_e4m3_query(Shared<Layout, Columns>& shared
 #pragma unroll
     for (uint32_t& pair : pairs) pair = multiply_f16(pair, factor);
   }
-  RowOperands<Layout>::store_query(shared_address(shared.query[unit / 4]) + uint32_t(column * 128), uint32_t(column % 8 * 16), unit,
-                                   pairs);
+  RowOperands<Layout>::store_query(shared_address(shared.query[unit / 4]) + uint32_t(column * 128),
+                                   uint32_t(column % 8 * 16), unit, pairs);
 }
 
 /// A warp takes every eighth head, and asks for all of its bytes before it waits for the first.
 template <class Layout, int Columns>
-__device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int warp,
-                                           int lane) {
+__device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                           int warp, int lane) {
   constexpr bool kPlain = RowOperands<Layout>::kPlainPe;
   constexpr int kHeads = Columns / kMathWarps, kWords = kPlain ? 2 : 1;
   uint4 latent[kHeads][kWords], pe[kHeads][kWords];
@@ -276,8 +284,8 @@ __device__ __forceinline__ void settle(float (&d)[Count]) {
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }
 
-/// A warp's part of a math warpgroup. Accumulators are indexed [4 j + 2 i + e]: row 8 i + r of the warp's 16, head 8 j + 2 c + e
-/// (r, c = lane / 4, lane % 4); what belongs to a head alone [2 j + e].
+/// A warp's part of a math warpgroup. Accumulators are indexed [4 j + 2 i + e]: row 8 i + r of the warp's 16, head 8 j
+/// + 2 c + e (r, c = lane / 4, lane % 4); what belongs to a head alone [2 j + e].
 template <class Layout, int Columns>
 struct Math {
   using S = Shared<Layout, Columns>;
@@ -310,7 +318,9 @@ struct Math {
     }
   }
   static __device__ __forceinline__ uint32_t slot_of(int nth) { return uint32_t(nth % S::kSlots); }
-  __device__ __forceinline__ uint32_t rows_of(uint32_t slot) const { return base + offsetof(S, slots) + slot * S::kSlotBytes; }
+  __device__ __forceinline__ uint32_t rows_of(uint32_t slot) const {
+    return base + offsetof(S, slots) + slot * S::kSlotBytes;
+  }
   __device__ __forceinline__ uint32_t table_of(uint32_t slot) const {
     return base + offsetof(S, tables) + slot * S::kTableBytes;
   }
@@ -355,7 +365,8 @@ struct Math {
       for (int step = 0; step < 4; ++step) {
         wgmma_fence();
         if (set >= 0) {
-          F16::registers(logits, a[set % 2][step], query_tile + set * S::kBlockBytes / 16 + 2 * step, !F::kPlainPe || set + step > 0);
+          F16::registers(logits, a[set % 2][step], query_tile + set * S::kBlockBytes / 16 + 2 * step,
+                         !F::kPlainPe || set + step > 0);
         } else if constexpr (F::kPlainPe) {
           WgmmaShape<Operands::kBf16, Columns>::registers(pe, a[1][step], pe_tile + 2 * step, step > 0);
         } else {
@@ -493,8 +504,10 @@ struct Math {
 
   /// P^T as a K-major B operand: [head][key], 128 bytes a head, swizzled.
   __device__ __forceinline__ void store_weights() {
-    const int row = lane.lane % 8, tile = lane.lane / 8;  // 8 x 8 tiles: keys 0-7, 8-15 of the warp, then of the next 8 heads
-    const uint32_t to = base + uint32_t(offsetof(S, weights)) + group * S::kBlockBytes + uint32_t((tile / 2 * 8 + row) * 128) +
+    const int row = lane.lane % 8,
+              tile = lane.lane / 8;  // 8 x 8 tiles: keys 0-7, 8-15 of the warp, then of the next 8 heads
+    const uint32_t to = base + uint32_t(offsetof(S, weights)) + group * S::kBlockBytes +
+                        uint32_t((tile / 2 * 8 + row) * 128) +
                         (uint32_t((2 * lane.warp + tile % 2) * 16) ^ uint32_t(row * 16));
     uint32_t pairs[kAccumulators / 2];
 #pragma unroll
@@ -592,12 +605,14 @@ struct Math {
 
 /// What each part of the row counts, of its heads: into the place of the query. Part 0 writes the lse.
 template <class Layout, int Columns>
-__device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int thread) {
+__device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                            const Work& work, int thread) {
   const int parts = args.plan.splits;
   auto* all = reinterpret_cast<SplitSum*>(shared.query);  // [parts][Columns]
   const uint32_t mine = shared_address(shared.part);
   for (int i = thread; i < parts * Columns; i += kMathThreads) {
-    const float2 sum = load_from_cluster2(address_in(mine + uint32_t(i % Columns * sizeof(SplitSum)), uint32_t(i / Columns)));
+    const float2 sum =
+        load_from_cluster2(address_in(mine + uint32_t(i % Columns * sizeof(SplitSum)), uint32_t(i / Columns)));
     all[i] = {sum.x, sum.y};
   }
   barrier_meet(kMath, kMathThreads);
@@ -625,8 +640,8 @@ __device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, con
 
 /// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents, and rounds once.
 template <class Layout, int Columns>
-__device__ __forceinline__ void write_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
-                                              int thread) {
+__device__ __forceinline__ void write_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                              const Work& work, int thread) {
   using S = Shared<Layout, Columns>;
   constexpr int kQuads = kLatent / 4, kInFlight = 8;
   const int parts = args.plan.splits;
