@@ -611,20 +611,21 @@ struct Math {
 template <class Layout, int Columns>
 __device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
                                             const Work& work, int thread) {
-  constexpr int kPairs = Columns * kManyHeadsSplits / kMathThreads;
+  constexpr int kHeadsAtOnce = kMathThreads / kManyHeadsSplits, kTurns = (Columns + kHeadsAtOnce - 1) / kHeadsAtOnce;
   float* counts = reinterpret_cast<float*>(shared.query);
   const int part = thread % kManyHeadsSplits, first = thread / kManyHeadsSplits;
-  float2 sums[kPairs];
+  float2 sums[kTurns];
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const int head = first + i * (kMathThreads / kManyHeadsSplits);
+  for (int i = 0; i < kTurns; ++i) {
+    const int head = first + i * kHeadsAtOnce;
     sums[i] = {-INFINITY, 0};
-    if (part < args.plan.splits)
+    if (part < args.plan.splits && head < Columns) {
       sums[i] = load_from_cluster2(address_in(shared_address(&shared.part[head]), uint32_t(part)));
+    }
   }
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const int head = first + i * (kMathThreads / kManyHeadsSplits);
+  for (int i = 0; i < kTurns; ++i) {
+    const int head = first + i * kHeadsAtOnce;
     float largest = sums[i].y != 0 ? sums[i].x : -INFINITY;  // NaN counts
 #pragma unroll
     for (int mask = 1; mask < kManyHeadsSplits; mask *= 2) {
@@ -634,7 +635,7 @@ __device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, con
     float sum = count;
 #pragma unroll
     for (int mask = 1; mask < kManyHeadsSplits; mask *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, mask);
-    counts[head * kManyHeadsSplits + part] = sum != 0 ? count / sum : 0;
+    if (head < Columns) counts[head * kManyHeadsSplits + part] = sum != 0 ? count / sum : 0;
     if (work.split == 0 && part == 0 && head < work.heads) {
       args.lse(work.row, work.head + head) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
     }
