@@ -181,7 +181,8 @@ TEST(ManyHeadsQuery, BeyondHalfPrecision) {
   for (int b = 0; b < c.rows(); ++b) {
     for (int head = 0; head < c.heads(); ++head) {
       const float magnitude = std::ldexp(1.0f, 6 * head - 120);
-      for (int i = 0; i < kQueryRow; ++i) c.set_query(b, head, i, magnitude * float(c.normal()) * (i % 100 == 7 ? 300.0f : 1.0f));
+      for (int i = 0; i < kQueryRow; ++i)
+        c.set_query(b, head, i, magnitude * float(c.normal()) * (i % 100 == 7 ? 300.0f : 1.0f));
     }
   }
   // Some heads' logits are near 1; those of the others are far below, or have one best key. Lse of 1e17 have no bound.
@@ -242,7 +243,8 @@ TEST(ManyHeadsScales, FarApart) {
   c.for_selected([&](std::byte* row) {
     if (nth++ % 53 != 17) return;
     row[0] = std::byte(0x7E);
-    for (int i = 1; i < kLatent; ++i) row[i] = std::byte(uint8_t(row[i]) & 0x81);  // all but element 0 is next to nothing
+    for (int i = 1; i < kLatent; ++i)
+      row[i] = std::byte(uint8_t(row[i]) & 0x81);  // all but element 0 is next to nothing
     const float huge = 0x1p60f;
     for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
       std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &huge, sizeof(huge));

@@ -1,12 +1,11 @@
 // Sparse core for many heads, host side: the plan and the entry.
-#include "backends/cuda/sparse_core_many.h"
-
 #include <algorithm>
 #include <limits>
 #include <numbers>
 #include <string>
 
 #include "backends/cuda/sparse_core_kernels.h"
+#include "backends/cuda/sparse_core_many.h"
 #include "format/layouts.h"
 
 namespace dsacore::cuda {
@@ -18,7 +17,7 @@ constexpr int kColumns[] = {24, 48};
 struct ClusterFit {
   int size, fit;
 };
-constexpr ClusterFit kClusters[] = {{1, 132}, {2, 66}, {3, 43}, {4, 30}, {6, 20}, {8, 15}, {16, 7}};
+constexpr ClusterFit kClusters[] = {{1, 132}, {2, 66}, {3, 39}, {4, 30}, {5, 22}, {6, 17}, {8, 15}, {9, 9}, {16, 7}};
 
 /// SM clocks, for comparison alone: of a tile, of a CTA's start and end, and of bringing its heads' latents together.
 constexpr int64_t tile_clocks(int columns) { return columns == 24 ? 1700 : 2200; }
@@ -36,7 +35,8 @@ int64_t clocks_of(const ManyHeadsPlan& plan, int fit, int rows, int tiles) {
 Verdict accepts(const ShapeKey& shape) {
   const int heads = shape.sizes.heads * shape.ranks;
   if (heads < 1 || heads > kMaxHeads) return {false, "takes 1 to 128 heads, not " + std::to_string(heads)};
-  if (shape.topk < 1 || shape.topk > kMaxTopk) return {false, "takes a topk of 1 to 2048, not " + std::to_string(shape.topk)};
+  if (shape.topk < 1 || shape.topk > kMaxTopk)
+    return {false, "takes a topk of 1 to 2048, not " + std::to_string(shape.topk)};
   if (shape.rows < 1 || shape.rows > kMaxRows) return {false, "takes 1 to 256 rows, not " + std::to_string(shape.rows)};
   return {};
 }
@@ -58,15 +58,15 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
   const double scale = double(model.attention_scale()) * std::numbers::log2e *
                        (format == KvFormat::kNvfp4DsMla ? double(kNvfp4Unit) : 1.0);
   const ManyHeadsArgs many = {.query = args.query,
-                        .topk_rows = args.topk_rows,
-                        .valid = args.valid,
-                        .cache = args.kv.data,
-                        .latent = args.latent,
-                        .lse = args.lse,
-                        .scale_high = float(scale),
-                        .scale_low = float(scale - double(float(scale))),
-                        .latent_scale = format == KvFormat::kNvfp4DsMla ? kNvfp4Unit : model.k_scale,
-                        .plan = many_heads_plan(rows, heads, int(args.topk_rows.extent(1)))};
+                              .topk_rows = args.topk_rows,
+                              .valid = args.valid,
+                              .cache = args.kv.data,
+                              .latent = args.latent,
+                              .lse = args.lse,
+                              .scale_high = float(scale),
+                              .scale_low = float(scale - double(float(scale))),
+                              .latent_scale = format == KvFormat::kNvfp4DsMla ? kNvfp4Unit : model.k_scale,
+                              .plan = many_heads_plan(rows, heads, int(args.topk_rows.extent(1)))};
   with_layout(format, [&](auto layout) {
     ManyHeadsKernel<decltype(layout)>::launch(many, workspace);
     return 0;

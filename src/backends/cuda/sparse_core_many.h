@@ -35,7 +35,8 @@ struct SplitSum {
 
 /// Natural logarithm of sum * 2^largest, `largest` an integer: two products, so that large logits keep their last bits.
 inline __device__ float natural_lse(float largest, float sum) {
-  constexpr float kHigh = 0x1.62e4p-1f, kLow = 0x1.7f7d1cp-20f;  // ln 2; kHigh * integer is exact up to 2^10, near enough above
+  constexpr float kHigh = 0x1.62e4p-1f,
+                  kLow = 0x1.7f7d1cp-20f;  // ln 2; kHigh * integer is exact up to 2^10, near enough above
   return fmaf(largest, kHigh, fmaf(largest, kLow, logf(sum)));
 }
 
@@ -47,9 +48,9 @@ struct ManyHeadsArgs {
   const std::byte* cache;
   View<BFloat16, 3> latent;
   View<float, 2> lse;
-  float scale_high;      ///< attention scale * log2(e) * unit of the keys; the product is exact to FP32
-  float scale_low;       ///< what `scale_high` lacks
-  float latent_scale;    ///< of the latent, once, before its rounding
+  float scale_high;    ///< attention scale * log2(e) * unit of the keys; the product is exact to FP32
+  float scale_low;     ///< what `scale_high` lacks
+  float latent_scale;  ///< of the latent, once, before its rounding
   ManyHeadsPlan plan;
 };
 

@@ -1,14 +1,15 @@
-// Sparse core for 17 to 128 heads (it takes any number): one CTA attends with up to 48 heads of a row over a part of its
-// keys, operands swapped: S^T[64 keys x N heads] = K Q^T, O^T[512 x N] += V^T P^T by wgmma, N a multiple of 8.
+// Sparse core for 17 to 128 heads (it takes any number): one CTA attends with up to 48 heads of a row over a part of
+// its keys, operands swapped: S^T[64 keys x N heads] = K Q^T, O^T[512 x N] += V^T P^T by wgmma, N a multiple of 8.
 //
-// What bounds it, in SM clocks for 64 keys and N = 48: the tensor cores 68 products of N / 2 = 1632. They reach that only with A
-// in registers: from shared memory a product takes 16 + N / 4 = 28, all of it shared memory, to which a tile in FP16 would
-// add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys and values each once a
-// warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that arrive. 96 heads, 64 rows: 32
-// tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172 MB from L2.
+// What bounds it, in SM clocks for 64 keys and N = 48: the tensor cores 68 products of N / 2 = 1632. They reach that
+// only with A in registers: from shared memory a product takes 16 + N / 4 = 28, all of it shared memory, to which a
+// tile in FP16 would add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys
+// and values each once a warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that
+// arrive. 96 heads, 64 rows: 32 tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172
+// MB from L2.
 //
-// Warps: two warpgroups of math, which take turns at the scores of a tile and share its latents, 256 each; a third warpgroup
-// has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
+// Warps: two warpgroups of math, which take turns at the scores of a tile and share its latents, 256 each; a third
+// warpgroup has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,17 +32,18 @@ inline constexpr int kMathGroups = 2;
 inline constexpr int kMathWarps = 4 * kMathGroups;
 inline constexpr int kMathThreads = 32 * kMathWarps;
 inline constexpr int kThreads = kMathThreads + 128;
-inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
+inline constexpr int kProducers = 2, kHelpers = 2;                // 4 and none where there is nothing to prepare
 inline constexpr int kMathRegisters = 232, kOtherRegisters = 40;  // of 168 each
 inline constexpr int kSharedLimit = 227 * 1024;
 
-/// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of the keys
-/// stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more powers of two below.
+/// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of
+/// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
+/// powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
 
-/// Named barriers: `kWeights + g`: the weights that warpgroup g has written can be read; `kGroup + g`: of the warpgroup's own.
-/// Nobody waits until weights have been read: g writes its next ones after it has met the other group's, which were written
-/// after those had been read.
+/// Named barriers: `kWeights + g`: the weights that warpgroup g has written can be read; `kGroup + g`: of the
+/// warpgroup's own. Nobody waits until weights have been read: g writes its next ones after it has met the other
+/// group's, which were written after those had been read.
 enum NamedBarrier { kWeights = 1, kGroup = 3, kMath = 5 };
 
 template <class Layout, int Columns>
@@ -57,30 +59,31 @@ struct Shared {
   alignas(1024) std::byte weights[kMathGroups][kBlockBytes];
   alignas(128) std::byte slots[kSlots][kSlotBytes];
   alignas(16) std::byte tables[kSlots][kTableBytes];
-  alignas(16) float largest[Columns];      ///< reference of p, base 2, an integer
-  alignas(16) float offset[Columns];       ///< reference of the weights of V less that of p, where keys have units of their own
-  alignas(16) float query_unit[Columns];   ///< what the head's FP16 query is to be multiplied by
-  alignas(16) float rescale[kMathGroups][Columns];    ///< of latents summed before these weights
+  alignas(16) float largest[Columns];                  ///< reference of p, base 2, an integer
+  alignas(16) float offset[Columns];                   ///< what the reference of V's weights lies above it
+  alignas(16) float query_unit[Columns];               ///< what the head's FP16 query is to be multiplied by
+  alignas(16) float rescale[kMathGroups][Columns];     ///< of latents summed before these weights
   alignas(16) float lower_sums[kMathGroups][Columns];  ///< of p summed before
-  alignas(16) float peaks[4][2][Columns];  ///< one warpgroup at a time
+  alignas(16) float peaks[4][2][Columns];              ///< one warpgroup at a time
   alignas(16) float sums[kMathWarps][Columns];
-  alignas(16) SplitSum part[Columns];      ///< of this CTA, read by its cluster
+  alignas(16) SplitSum part[Columns];  ///< of this CTA, read by its cluster
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
+  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums
+                                 ///< are void
+
   static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
   static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
   static_assert(kManyHeadsSplits * Columns * int(sizeof(SplitSum)) <= kQueryRow / 64 * kBlockBytes);
   __device__ float* latents() { return reinterpret_cast<float*>(slots); }  ///< [Columns][kLatentPitch], at the end
-
-  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else the two above are void
 };
 
 /// What a CTA has to do.
 struct Work {
   int64_t row;
-  int head, heads;   ///< first, number
+  int head, heads;  ///< first, number
   int split;
   int64_t valid;
-  int64_t first;     ///< key of the row's list
+  int64_t first;  ///< key of the row's list
   int tiles;
 };
 
@@ -116,15 +119,16 @@ template <class Layout>
 __device__ __forceinline__ void clear_rows(uint32_t slot, int first, int lane) {
   const int bytes = (kSlotKeys - first) * RowOperands<Layout>::kPitch;
 #pragma unroll 1
-  for (int at = lane * 16; at < bytes; at += 32 * 16) store_words4(slot + first * RowOperands<Layout>::kPitch + at, {0, 0, 0, 0});
+  for (int at = lane * 16; at < bytes; at += 32 * 16)
+    store_words4(slot + first * RowOperands<Layout>::kPitch + at, {0, 0, 0, 0});
   __syncwarp();
 }
 
-/// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the ids by
-/// shuffles; they are loaded a slot ahead.
+/// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the
+/// ids by shuffles; they are loaded a slot ahead.
 template <int Producers, class Layout, int Columns>
-__device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int producer,
-                                       int lane) {
+__device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                       int producer, int lane) {
   using S = Shared<Layout, Columns>;
   constexpr int kPitch = RowOperands<Layout>::kPitch, kBatch = 8;
   const uint32_t slots = fixed_shared_address(shared.slots), full = fixed_shared_address(shared.full),
@@ -171,7 +175,8 @@ __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const Ma
 }
 
 template <class Layout, int Columns>
-__device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, const Work& work, int helper, int lane) {
+__device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, const Work& work, int helper,
+                                               int lane) {
   using S = Shared<Layout, Columns>;
   const uint32_t slots = fixed_shared_address(shared.slots), tables = fixed_shared_address(shared.tables),
                  full = fixed_shared_address(shared.full), ready = fixed_shared_address(shared.ready);
@@ -188,21 +193,25 @@ __device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, 
 
 /// 16 dims of a BF16 query, times `factor`, as FP16 pairs.
 __device__ __forceinline__ void scale_query(const uint4 (&words)[2], float factor, uint32_t (&pairs)[8]) {
-  const uint32_t bits[8] = {words[0].x, words[0].y, words[0].z, words[0].w, words[1].x, words[1].y, words[1].z, words[1].w};
+  const uint32_t bits[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
+                            words[1].x, words[1].y, words[1].z, words[1].w};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) pairs[i] = to_f16(float_of(bits[i] << 16) * factor, float_of(bits[i] & 0xFFFF0000u) * factor);
+  for (int i = 0; i < 8; ++i)
+    pairs[i] = to_f16(float_of(bits[i] << 16) * factor, float_of(bits[i] & 0xFFFF0000u) * factor);
 }
 __device__ __forceinline__ uint32_t largest_magnitude(uint32_t bits) {
   return max((bits << 16) & 0x7FFFFFFFu, bits & 0x7FFF0000u);
 }
 
-/// A warp writes a head's BF16 query: latents in FP16 times a power of two that brings the largest to 2^14, pe as it is.
+/// A warp writes a head's BF16 query: latents in FP16 times a power of two that brings the largest to 2^14, pe as it
+/// is.
 template <class Layout, int Columns>
-__device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& shared, const uint4 (&words)[2], const uint4 (&pe)[2],
-                                                  int column, int lane) {
+__device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& shared, const uint4 (&words)[2],
+                                                  const uint4 (&pe)[2], int column, int lane) {
   uint32_t largest = 0;
   for (const uint4& w : words) {
-    largest = max(largest, max(max(largest_magnitude(w.x), largest_magnitude(w.y)), max(largest_magnitude(w.z), largest_magnitude(w.w))));
+    largest = max(largest, max(max(largest_magnitude(w.x), largest_magnitude(w.y)),
+                               max(largest_magnitude(w.z), largest_magnitude(w.w))));
   }
   const uint32_t exponent = max(__reduce_max_sync(0xFFFFFFFFu, largest) >> 23, 15u);
   uint32_t pairs[8];
@@ -231,14 +240,14 @@ __device__ __forceinline__ void store_e4m3_query(Shared<Layout, Columns>& shared
 #pragma unroll
     for (uint32_t& pair : pairs) pair = multiply_f16(pair, factor);
   }
-  RowOperands<Layout>::store_query(shared_address(shared.query[unit / 4]) + uint32_t(column * 128), uint32_t(column % 8 * 16), unit,
-                                   pairs);
+  RowOperands<Layout>::store_query(shared_address(shared.query[unit / 4]) + uint32_t(column * 128),
+                                   uint32_t(column % 8 * 16), unit, pairs);
 }
 
 /// A warp takes every eighth head, and asks for all of its bytes before it waits for the first.
 template <class Layout, int Columns>
-__device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int warp,
-                                           int lane) {
+__device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                           int warp, int lane) {
   constexpr bool kPlain = RowOperands<Layout>::kPlainPe;
   constexpr int kHeads = Columns / kMathWarps, kWords = kPlain ? 2 : 1;
   uint4 latent[kHeads][kWords], pe[kHeads][kWords];
@@ -276,8 +285,8 @@ __device__ __forceinline__ void settle(float (&d)[Count]) {
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }
 
-/// A warp's part of a math warpgroup. Accumulators are indexed [4 j + 2 i + e]: row 8 i + r of the warp's 16, head 8 j + 2 c + e
-/// (r, c = lane / 4, lane % 4); what belongs to a head alone [2 j + e].
+/// A warp's part of a math warpgroup. Accumulators are indexed [4 j + 2 i + e]: row 8 i + r of the warp's 16, head 8 j
+/// + 2 c + e (r, c = lane / 4, lane % 4); what belongs to a head alone [2 j + e].
 template <class Layout, int Columns>
 struct Math {
   using S = Shared<Layout, Columns>;
@@ -310,7 +319,9 @@ struct Math {
     }
   }
   static __device__ __forceinline__ uint32_t slot_of(int nth) { return uint32_t(nth % S::kSlots); }
-  __device__ __forceinline__ uint32_t rows_of(uint32_t slot) const { return base + offsetof(S, slots) + slot * S::kSlotBytes; }
+  __device__ __forceinline__ uint32_t rows_of(uint32_t slot) const {
+    return base + offsetof(S, slots) + slot * S::kSlotBytes;
+  }
   __device__ __forceinline__ uint32_t table_of(uint32_t slot) const {
     return base + offsetof(S, tables) + slot * S::kTableBytes;
   }
@@ -348,24 +359,27 @@ struct Math {
     const uint64_t query_tile = swizzled_tile(base + offsetof(S, query));
     const uint64_t pe_tile = query_tile + kSets * S::kBlockBytes / 16;
     keys.load_pe(a[1]);
-    keys.fetch(0);
 #pragma unroll
     for (int set = -1; set < kSets; ++set) {
+      if (set >= 0) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) keys.make(set, step, a[set % 2][step]);
+      }
+      if (set + 1 < kSets) keys.fetch(set + 1);
+      wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        wgmma_fence();
         if (set >= 0) {
-          F16::registers(logits, a[set % 2][step], query_tile + set * S::kBlockBytes / 16 + 2 * step, !F::kPlainPe || set + step > 0);
+          F16::registers(logits, a[set % 2][step], query_tile + set * S::kBlockBytes / 16 + 2 * step,
+                         !F::kPlainPe || set + step > 0);
         } else if constexpr (F::kPlainPe) {
           WgmmaShape<Operands::kBf16, Columns>::registers(pe, a[1][step], pe_tile + 2 * step, step > 0);
         } else {
           F16::registers(logits, a[1][step], pe_tile + 2 * step, step > 0);
         }
-        wgmma_commit();
-        wgmma_wait<4>();  // of the set before, products up to this step
-        if (set + 1 < kSets) keys.make(set + 1, step, a[(set + 1) % 2][step]);
       }
-      if (set + 2 < kSets) keys.fetch(set + 2);
+      wgmma_commit();
+      if (set >= 0 && set + 1 < kSets) wgmma_wait<1>();  // the set before: its fragments can be made anew
     }
     wgmma_wait<0>();
     settle(logits);
@@ -493,8 +507,10 @@ struct Math {
 
   /// P^T as a K-major B operand: [head][key], 128 bytes a head, swizzled.
   __device__ __forceinline__ void store_weights() {
-    const int row = lane.lane % 8, tile = lane.lane / 8;  // 8 x 8 tiles: keys 0-7, 8-15 of the warp, then of the next 8 heads
-    const uint32_t to = base + uint32_t(offsetof(S, weights)) + group * S::kBlockBytes + uint32_t((tile / 2 * 8 + row) * 128) +
+    const int row = lane.lane % 8,
+              tile = lane.lane / 8;  // 8 x 8 tiles: keys 0-7, 8-15 of the warp, then of the next 8 heads
+    const uint32_t to = base + uint32_t(offsetof(S, weights)) + group * S::kBlockBytes +
+                        uint32_t((tile / 2 * 8 + row) * 128) +
                         (uint32_t((2 * lane.warp + tile % 2) * 16) ^ uint32_t(row * 16));
     uint32_t pairs[kAccumulators / 2];
 #pragma unroll
@@ -590,79 +606,111 @@ struct Math {
 
 // ---- output ----
 
-/// What each part of the row counts, of its heads: into the place of the query. Part 0 writes the lse.
+/// What each part of the row counts, of its heads: [Columns][kManyHeadsSplits], into the place of the query. A lane
+/// takes a part of a head. Part 0 writes the lse.
 template <class Layout, int Columns>
-__device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work, int thread) {
-  const int parts = args.plan.splits;
-  auto* all = reinterpret_cast<SplitSum*>(shared.query);  // [parts][Columns]
-  const uint32_t mine = shared_address(shared.part);
-  for (int i = thread; i < parts * Columns; i += kMathThreads) {
-    const float2 sum = load_from_cluster2(address_in(mine + uint32_t(i % Columns * sizeof(SplitSum)), uint32_t(i / Columns)));
-    all[i] = {sum.x, sum.y};
+__device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                            const Work& work, int thread) {
+  constexpr int kHeadsAtOnce = kMathThreads / kManyHeadsSplits, kTurns = (Columns + kHeadsAtOnce - 1) / kHeadsAtOnce;
+  float* counts = reinterpret_cast<float*>(shared.query);
+  const int part = thread % kManyHeadsSplits, first = thread / kManyHeadsSplits;
+  float2 sums[kTurns];
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int head = first + i * kHeadsAtOnce;
+    sums[i] = {-INFINITY, 0};
+    if (part < args.plan.splits && head < Columns) {
+      sums[i] = load_from_cluster2(address_in(shared_address(&shared.part[head]), uint32_t(part)));
+    }
   }
-  barrier_meet(kMath, kMathThreads);
-  if (thread < Columns) {
-    float largest = -INFINITY, sum = 0;
-    for (int part = 0; part < parts; ++part) {
-      const SplitSum& s = all[part * Columns + thread];
-      if (s.sum != 0) largest = fmaxf(largest, s.largest);  // NaN counts
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int head = first + i * kHeadsAtOnce;
+    float largest = sums[i].y != 0 ? sums[i].x : -INFINITY;  // NaN counts
+#pragma unroll
+    for (int mask = 1; mask < kManyHeadsSplits; mask *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
     }
-    for (int part = 0; part < parts; ++part) {
-      SplitSum& s = all[part * Columns + thread];
-      s.sum = s.sum != 0 ? s.sum * step_down(s.largest, largest) : 0;
-      sum += s.sum;
-    }
-    for (int part = 0; part < parts; ++part) {
-      SplitSum& s = all[part * Columns + thread];
-      s.sum = sum != 0 ? s.sum / sum : 0;
-    }
-    if (work.split == 0 && thread < work.heads) {
-      args.lse(work.row, work.head + thread) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
+    const float count = sums[i].y != 0 ? sums[i].y * step_down(sums[i].x, largest) : 0;
+    float sum = count;
+#pragma unroll
+    for (int mask = 1; mask < kManyHeadsSplits; mask *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, mask);
+    if (head < Columns) counts[head * kManyHeadsSplits + part] = sum != 0 ? count / sum : 0;
+    if (work.split == 0 && part == 0 && head < work.heads) {
+      args.lse(work.row, work.head + head) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
     }
   }
   barrier_meet(kMath, kMathThreads);
 }
 
-/// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents, and rounds once.
-template <class Layout, int Columns>
-__device__ __forceinline__ void write_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
-                                              int thread) {
-  using S = Shared<Layout, Columns>;
-  constexpr int kQuads = kLatent / 4, kInFlight = 8;
-  const int parts = args.plan.splits;
-  parts > 1 ? cluster_barrier() : barrier_meet(kMath, kMathThreads);
-  weigh_parts(shared, args, work, thread);
-  const auto* all = reinterpret_cast<const SplitSum*>(shared.query);
-  const uint32_t here = shared_address(shared.latents());
+/// Four neighbours of a head's latent, rounded once.
+__device__ __forceinline__ void write_quad(const ManyHeadsArgs& args, BFloat16* head, int quad, float4 value) {
   const float scale = args.latent_scale;
+  const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(value.x * scale, value.y * scale),
+                                   __floats2bfloat162_rn(value.z * scale, value.w * scale)};
+  *reinterpret_cast<uint2*>(head + 4 * quad) = reinterpret_cast<const uint2&>(pairs);
+}
+
+/// The latents of a row that has one part.
+template <class Layout, int Columns>
+__device__ __forceinline__ void write_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                              const Work& work, int thread) {
+  constexpr int kQuads = kLatent / 4;
+  barrier_meet(kMath, kMathThreads);
+  if (thread < work.heads) {
+    const SplitSum part = shared.part[thread];
+    args.lse(work.row, work.head + thread) = part.sum != 0 ? natural_lse(part.largest, part.sum) : -INFINITY;
+  }
+  const int quad = thread % kQuads;
+  const bool empty = work.tiles == 0;
+  BFloat16* first = args.latent.row(work.row, work.head);
+  const int64_t stride = args.latent.stride(1);
+#pragma unroll 6
+  for (int head = thread / kQuads; head < work.heads; head += kMathThreads / kQuads) {
+    float4 value = {0, 0, 0, 0};
+    if (!empty) value = *reinterpret_cast<const float4*>(shared.latents() + head * shared.kLatentPitch + 4 * quad);
+    write_quad(args, first + head * stride, quad, value);
+  }
+}
+
+/// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents.
+template <class Layout, int Columns>
+__device__ __forceinline__ void merge_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                              const Work& work, int thread) {
+  using S = Shared<Layout, Columns>;
+  constexpr int kQuads = kLatent / 4;
+  const int parts = args.plan.splits;
+  cluster_barrier();
+  weigh_parts(shared, args, work, thread);
+  const uint32_t here = shared_address(shared.latents());
   const int quads = work.heads * kQuads, last = quads * (work.split + 1) / parts;
   for (int i = quads * work.split / parts + thread; i < last; i += kMathThreads) {
     const int head = i / kQuads, quad = i % kQuads;
     const uint32_t at = here + uint32_t((head * S::kLatentPitch + quad * 4) * 4);
-    float4 sum = {0, 0, 0, 0};
-    for (int first = 0; first < parts; first += kInFlight) {
-      float4 value[kInFlight];
-      float weight[kInFlight];
+    float counts[kManyHeadsSplits];
 #pragma unroll
-      for (int j = 0; j < kInFlight; ++j) {
-        weight[j] = first + j < parts ? all[(first + j) * Columns + head].sum : 0;
-        value[j] = {0, 0, 0, 0};
-        if (weight[j] != 0) value[j] = load_from_cluster4(address_in(at, uint32_t(first + j)));
-      }
-#pragma unroll
-      for (int j = 0; j < kInFlight; ++j) {
-        sum.x = fmaf(weight[j], value[j].x, sum.x);
-        sum.y = fmaf(weight[j], value[j].y, sum.y);
-        sum.z = fmaf(weight[j], value[j].z, sum.z);
-        sum.w = fmaf(weight[j], value[j].w, sum.w);
-      }
+    for (int part = 0; part < kManyHeadsSplits; part += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(shared.query) +
+                                                           head * kManyHeadsSplits + part);
+      counts[part] = four.x, counts[part + 1] = four.y, counts[part + 2] = four.z, counts[part + 3] = four.w;
     }
-    auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head + head)) + 2 * quad;
-    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x * scale, sum.y * scale),
-                                     __floats2bfloat162_rn(sum.z * scale, sum.w * scale)};
-    *reinterpret_cast<uint2*>(to) = reinterpret_cast<const uint2&>(pairs);
+    float4 values[kManyHeadsSplits];  // all in flight at once
+#pragma unroll
+    for (int part = 0; part < kManyHeadsSplits; ++part) {
+      values[part] = {0, 0, 0, 0};
+      if (counts[part] != 0) values[part] = load_from_cluster4(address_in(at, uint32_t(part)));
+    }
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll
+    for (int part = 0; part < kManyHeadsSplits; ++part) {
+      sum.x = fmaf(counts[part], values[part].x, sum.x);
+      sum.y = fmaf(counts[part], values[part].y, sum.y);
+      sum.z = fmaf(counts[part], values[part].z, sum.z);
+      sum.w = fmaf(counts[part], values[part].w, sum.w);
+    }
+    write_quad(args, args.latent.row(work.row, work.head + head), quad, sum);
   }
-  if (parts > 1) cluster_barrier();  // until then others may read here
+  cluster_barrier();  // until then others may read here
 }
 
 template <class Layout, int Columns>
@@ -707,7 +755,8 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   } else if (threadIdx.x < Columns) {
     shared.part[threadIdx.x] = {0, 0};
   }
-  write_latents(shared, args, work, int(threadIdx.x));
+  args.plan.splits == 1 ? write_latents(shared, args, work, int(threadIdx.x))
+                        : merge_latents(shared, args, work, int(threadIdx.x));
 }
 
 }  // namespace dsacore::cuda::many

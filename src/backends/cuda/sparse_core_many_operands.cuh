@@ -2,12 +2,12 @@
 // query as B operand.
 //
 // Keys for S^T = K Q^T: M = keys. The byte order inside a k-step of 16 dims is a permutation of K that costs nothing
-// where the query is stored in the same order. Values for O^T = V^T P^T: M = latents, read by transposing loads of 16-bit
-// units, 2 (e4m3) or 4 (e2m1) latents a unit; which latent a row of M is, `latent_of` says.
+// where the query is stored in the same order. Values for O^T = V^T P^T: M = latents, read by transposing loads of
+// 16-bit units, 2 (e4m3) or 4 (e2m1) latents a unit; which latent a row of M is, `latent_of` says.
 //
-// A CTA's rows lie in slots of 32. A set is the fragments of four wgmma: `fetch` loads its raw words, `make` turns them into one
-// fragment at a time, between two products of the set before: a product with A in registers holds its warp up until the tensor
-// core has taken them, and conversion fills that time.
+// A CTA's rows lie in slots of 32. A set is the fragments of four wgmma: `fetch` loads its raw words, `make` turns them
+// into one fragment at a time, between two products of the set before: a product with A in registers holds its warp up
+// until the tensor core has taken them, and conversion fills that time.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,10 @@ __device__ __forceinline__ uint2 load_words2(uint32_t address) {
 }
 __device__ __forceinline__ uint4 load_words4(uint32_t address) {
   uint4 r;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
   return r;
 }
 __device__ __forceinline__ void store_half(uint32_t address, uint32_t value) {
@@ -51,7 +54,8 @@ __device__ __forceinline__ void store_word(uint32_t address, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 __device__ __forceinline__ void store_words4(uint32_t address, uint4 value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
                : "memory");
 }
 
@@ -64,8 +68,8 @@ struct Lane {
 
 // ---- tables: what a helper warp makes of the scales of a slot ----
 
-/// FP16 factors of the keys of a slot by block of latents: [block][key % 8 / 2][key / 8][key % 2], so that a lane takes the
-/// factors of its keys in all k-steps with one load.
+/// FP16 factors of the keys of a slot by block of latents: [block][key % 8 / 2][key / 8][key % 2], so that a lane takes
+/// the factors of its keys in all k-steps with one load.
 __device__ __forceinline__ constexpr uint32_t factor_at(int block, int key) {
   return uint32_t((block * 4 + key % 8 / 2) * 16 + key / 8 * 4 + key % 2 * 2);
 }
@@ -78,7 +82,8 @@ __device__ __forceinline__ uint32_t load_factor(uint32_t table, int block, int k
 
 // ---- e4m3 latents: fp8_ds_mla and fp8 ----
 
-/// Four k-steps of 16 bytes from `address`, this lane's row of the warp's 16 keys: rows 0-7 and 8-15 of bytes 0-15, and so on.
+/// Four k-steps of 16 bytes from `address`, this lane's row of the warp's 16 keys: rows 0-7 and 8-15 of bytes 0-15, and
+/// so on.
 __device__ __forceinline__ void fetch_byte_keys(uint32_t address, uint32_t (&raw)[2][4]) {
   load_matrices(raw[0], address);
   load_matrices(raw[1], address + 32);
@@ -119,9 +124,10 @@ struct ByteOperands {
   static __device__ __forceinline__ constexpr int value_block(int set, int) { return set; }
   static __device__ __forceinline__ constexpr int value_step(int, int product) { return product; }
 
-  /// 16 dims of a query, as FP16 pairs of neighbours, in the order of load_byte_keys. `row` is the head's row in the B tile of
-  /// 64 dims, `swizzle` its xor.
-  static __device__ __forceinline__ void store_query(uint32_t row, uint32_t swizzle, int unit, const uint32_t (&pairs)[8]) {
+  /// 16 dims of a query, as FP16 pairs of neighbours, in the order of load_byte_keys. `row` is the head's row in the B
+  /// tile of 64 dims, `swizzle` its xor.
+  static __device__ __forceinline__ void store_query(uint32_t row, uint32_t swizzle, int unit,
+                                                     const uint32_t (&pairs)[8]) {
     const uint32_t chunk = uint32_t(unit % 4 * 32);
     store_words4(row + (chunk ^ swizzle), {pairs[0], pairs[2], pairs[4], pairs[6]});
     store_words4(row + ((chunk + 16) ^ swizzle), {pairs[1], pairs[3], pairs[5], pairs[7]});
@@ -141,7 +147,8 @@ struct RowOperands<KvFp8> : ByteOperands {
 
   struct Keys {
     uint32_t address;
-    __device__ __forceinline__ Keys(uint32_t slot, uint32_t, Lane lane) : address(key_row_address(slot, kPitch, lane)) {}
+    __device__ __forceinline__ Keys(uint32_t slot, uint32_t, Lane lane)
+        : address(key_row_address(slot, kPitch, lane)) {}
     uint32_t raw[2][4];
     __device__ __forceinline__ void fetch(int set) { fetch_byte_keys(address + 64 * set, raw); }
     __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const { make_byte_keys(raw, step, a); }
@@ -164,8 +171,8 @@ struct RowOperands<KvFp8> : ByteOperands {
   static __device__ __forceinline__ void make_table(uint32_t, uint32_t, int) {}
 };
 
-/// A key's values are kept times 2^-exponent, its largest scale between 2^5 and 2^6, so that 448 times it fits FP16. Exact
-/// where scales are powers of two not more than 2^20 apart in a key; else factors and values have FP16's 11 bits.
+/// A key's values are kept times 2^-exponent, its largest scale between 2^5 and 2^6, so that 448 times it fits FP16.
+/// Exact where scales are powers of two not more than 2^20 apart in a key; else factors and values have FP16's 11 bits.
 template <>
 struct RowOperands<KvFp8DsMla> : ByteOperands {
   static constexpr int kPitch = KvFp8DsMla::kRowBytes;  // 656 meets no bank twice
@@ -235,7 +242,8 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
 
 // ---- e2m1 latents: nvfp4_ds_mla ----
 
-/// Nibbles `Pair` of the low and the high half of `codes` as an FP16 pair, times 2^-14: sign to bit 15, magnitude to bits 9 to 11.
+/// Nibbles `Pair` of the low and the high half of `codes` as an FP16 pair, times 2^-14: sign to bit 15, magnitude to
+/// bits 9 to 11.
 template <int Pair>
 __device__ __forceinline__ uint32_t e2m1_to_f16(uint32_t codes) {
   constexpr int kShift = 9 - 4 * Pair;
@@ -249,13 +257,15 @@ struct RowOperands<KvNvfp4DsMla> {
   static constexpr int kTableBytes = KvNvfp4DsMla::kBlocks * 64;
   static constexpr bool kScaledKeys = false;
   static constexpr bool kPlainPe = false;
-  static constexpr float kPeUnit = 1 / 128.0f;  ///< latents are handled times 2^-7
+  static constexpr float kPeUnit = 1 / 128.0f;          ///< latents are handled times 2^-7
   static constexpr uint32_t kFactorUnit = 0x58005800u;  ///< 2^7 twice: 2^-14 of the nibbles to 2^-7
 
   static __device__ __forceinline__ int latent_of(int block, Lane lane, int i) {
     return 128 * (block / 2) + 32 * lane.warp + 4 * lane.row() + 2 * (block % 2) + i;
   }
-  static __device__ __forceinline__ constexpr int value_block(int set, int product) { return set / 2 * 2 + product / 2; }
+  static __device__ __forceinline__ constexpr int value_block(int set, int product) {
+    return set / 2 * 2 + product / 2;
+  }
   static __device__ __forceinline__ constexpr int value_step(int set, int product) { return set % 2 * 2 + product % 2; }
 
   /// A set is 64 dims; a lane holds a block of 16 of them: the order in which the row keeps its scales.
@@ -337,13 +347,15 @@ struct RowOperands<KvNvfp4DsMla> {
   }
 
   /// `pairs` are neighbours; a lane's k-step takes elements four apart.
-  static __device__ __forceinline__ void store_query(uint32_t row, uint32_t swizzle, int unit, const uint32_t (&pairs)[8]) {
+  static __device__ __forceinline__ void store_query(uint32_t row, uint32_t swizzle, int unit,
+                                                     const uint32_t (&pairs)[8]) {
     if (unit >= kLatent / 16) return ByteOperands::store_query(row, swizzle, unit, pairs);
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {  // elements 8 word + j and 4 more
-        const uint32_t both = permute_bytes(pairs[4 * word + j / 2], pairs[4 * word + 2 + j / 2], j % 2 == 0 ? 0x5410 : 0x7632);
+        const uint32_t both =
+            permute_bytes(pairs[4 * word + j / 2], pairs[4 * word + 2 + j / 2], j % 2 == 0 ? 0x5410 : 0x7632);
         store_word(row + (uint32_t((2 * word + j / 2) * 32 + j % 2 * 16) ^ swizzle) + uint32_t(unit % 4 * 4), both);
       }
     }

@@ -16,11 +16,10 @@ __device__ __forceinline__ void barrier_meet(int id, int threads) {
 /// Meets, and returns whether any thread said yes.
 __device__ __forceinline__ bool barrier_any(int id, int threads, bool yes) {
   uint32_t any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.u32 q, %1, 0;\nbar.red.or.pred p, %2, %3, q;\nselp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(any)
-      : "r"(uint32_t(yes)), "r"(id), "r"(threads)
-      : "memory");
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 q, %1, 0;\nbar.red.or.pred p, %2, %3, q;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(any)
+               : "r"(uint32_t(yes)), "r"(id), "r"(threads)
+               : "memory");
   return any != 0;
 }
 /// The `threads` threads (whole warps) that name barrier `id` (1..15; 0 is __syncthreads') meet.
