@@ -1,5 +1,6 @@
-// The cuda backend's query stage (steps 1 to 5) against the reference backend within spec 9; its bits over repeated runs,
-// over kernels, live rows and broken neighbours; what it leaves alone in the cache; and its times against the floor.
+// The cuda backend's query stage (steps 1 to 5) against the reference backend within spec 9; its bits over repeated
+// runs, over kernels, live rows and broken neighbours; what it leaves alone in the cache; and its times against the
+// floor.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -65,9 +66,7 @@ class QueryAgreement : public ::testing::TestWithParam<Shape> {
     StageRunner want(c, reference_backend(), host_threads());
     want.run(want.backend().query, want.query_args());
     const std::vector<int64_t> rows = judged_rows(c, c.step.batch);
-    DeviceRunner device(c);
-    const ShapeKey shape = device.key();
-    std::vector<uint16_t> first_q_c;
+    const ShapeKey shape = DeviceRunner(c).key();
     for (const auto& kernel : cuda::query_kernels()) {
       if (!kernel.accepts(shape).ok) continue;
       SCOPED_TRACE(kernel.name);
@@ -88,7 +87,8 @@ class QueryAgreement : public ::testing::TestWithParam<Shape> {
       cuda::enqueue_query_norm(runner.query_args(), {});
       const Fetched normalised(c, runner);
       EXPECT_TRUE(same_bytes(normalised.q_c.data(), got.q_c.data(), got.q_c.size() * 2, "q_c of the norm alone"));
-      EXPECT_TRUE(same_bytes(normalised.kv_bytes.data(), got.kv_bytes.data(), int64_t(got.kv_bytes.size()), "kv_cache"));
+      EXPECT_TRUE(
+          same_bytes(normalised.kv_bytes.data(), got.kv_bytes.data(), int64_t(got.kv_bytes.size()), "kv_cache"));
     }
   }
 };
@@ -106,20 +106,21 @@ TEST_P(QueryAgreement, AdversarialAtOddAddresses) {
 
 constexpr KvFormat kDs = KvFormat::kFp8DsMla, kF8 = KvFormat::kFp8, kNv = KvFormat::kNvfp4DsMla;
 
-INSTANTIATE_TEST_SUITE_P(FewHeads, QueryAgreement,
-                         ::testing::Values(Shape{1, 128, 1, 1, kDs}, Shape{2, 1536, 3, 1, kF8}, Shape{5, 1536, 3, 1, kNv},
-                                           Shape{6, 1536, 8, 1, kDs}, Shape{12, 1536, 1, 1, kDs}, Shape{12, 1536, 8, 1, kNv},
-                                           Shape{12, 1536, 16, 2, kF8}, Shape{12, 2048, 8, 1, kNv}, Shape{12, 128, 16, 1, kDs},
-                                           Shape{14, 640, 9, 1, kF8}, Shape{24, 1536, 3, 1, kF8}, Shape{24, 1536, 16, 1, kDs},
-                                           Shape{12, 1536, 17, 1, kDs}, Shape{12, 1536, 64, 4, kF8},
-                                           Shape{6, 1536, 100, 1, kNv}, Shape{12, 2048, 256, 1, kDs},
-                                           Shape{24, 1536, 64, 1, kF8}, Shape{1, 128, 64, 1, kNv}));
+INSTANTIATE_TEST_SUITE_P(
+    FewHeads, QueryAgreement,
+    ::testing::Values(Shape{1, 128, 1, 1, kDs}, Shape{2, 1536, 3, 1, kF8}, Shape{5, 1536, 3, 1, kNv},
+                      Shape{6, 1536, 8, 1, kDs}, Shape{12, 1536, 1, 1, kDs}, Shape{12, 1536, 8, 1, kNv},
+                      Shape{12, 1536, 16, 2, kF8}, Shape{12, 2048, 8, 1, kNv}, Shape{12, 128, 16, 1, kDs},
+                      Shape{14, 640, 9, 1, kF8}, Shape{24, 1536, 3, 1, kF8}, Shape{24, 1536, 16, 1, kDs},
+                      Shape{12, 1536, 17, 1, kDs}, Shape{12, 1536, 64, 4, kF8}, Shape{6, 1536, 100, 1, kNv},
+                      Shape{12, 2048, 256, 1, kDs}, Shape{24, 1536, 64, 1, kF8}, Shape{1, 128, 64, 1, kNv}));
 INSTANTIATE_TEST_SUITE_P(ManyHeads, QueryAgreement,
-                         ::testing::Values(Shape{48, 1536, 1, 1, kDs}, Shape{48, 128, 16, 1, kF8}, Shape{24, 2048, 8, 1, kDs},
-                                           Shape{96, 1536, 1, 1, kDs}, Shape{96, 1536, 8, 2, kF8},
-                                           Shape{96, 1536, 17, 1, kNv}, Shape{96, 1536, 64, 1, kDs},
-                                           Shape{128, 1536, 100, 1, kF8}, Shape{48, 2048, 256, 1, kDs},
-                                           Shape{96, 128, 64, 1, kF8}, Shape{96, 640, 33, 1, kDs}));
+                         ::testing::Values(Shape{48, 1536, 1, 1, kDs}, Shape{48, 128, 16, 1, kF8},
+                                           Shape{24, 2048, 8, 1, kDs}, Shape{96, 1536, 1, 1, kDs},
+                                           Shape{96, 1536, 8, 2, kF8}, Shape{96, 1536, 17, 1, kNv},
+                                           Shape{96, 1536, 64, 1, kDs}, Shape{128, 1536, 100, 1, kF8},
+                                           Shape{48, 2048, 256, 1, kDs}, Shape{96, 128, 64, 1, kF8},
+                                           Shape{96, 640, 33, 1, kDs}));
 
 TEST(Query, StridedCacheIsWrittenInItsPagesOnly) {
   CaseOptions options = options_of({6, 128, 8, 1, KvFormat::kFp8DsMla});
@@ -208,7 +209,8 @@ double time_of(const Case& c, std::string_view kernel) {
       return reinterpret_cast<const BFloat16*>(to.data());
     };
     model.w_qb = View<const BFloat16, 2>(copy_of(m.w_qb.data(), w_qb_bytes), m.w_qb.extent(0), m.w_qb.extent(1));
-    model.kv_b = View<const BFloat16, 3>(copy_of(m.kv_b.data(), kv_b_bytes), m.kv_b.extent(0), m.kv_b.extent(1), m.kv_b.extent(2));
+    model.kv_b = View<const BFloat16, 3>(copy_of(m.kv_b.data(), kv_b_bytes), m.kv_b.extent(0), m.kv_b.extent(1),
+                                         m.kv_b.extent(2));
   }
   cudaStream_t stream;
   cuda::check(cudaStreamCreate(&stream), "cudaStreamCreate");
@@ -245,15 +247,15 @@ double time_of(const Case& c, std::string_view kernel) {
 }
 
 TEST(QueryTimes, AgainstTheBytesOfTheWeights) {
-  for (const Shape& shape : {Shape{6, 1536, 1, 1, kDs}, Shape{12, 1536, 1, 1, kDs}, Shape{12, 1536, 8, 1, kDs},
-                             Shape{12, 1536, 16, 1, kDs}, Shape{12, 1536, 32, 1, kDs}, Shape{12, 1536, 64, 1, kDs}, Shape{12, 1536, 256, 1, kDs},
-                             Shape{24, 1536, 1, 1, kDs}, Shape{24, 1536, 8, 1, kDs}, Shape{24, 1536, 64, 1, kDs},
-                             Shape{48, 1536, 1, 1, kDs}, Shape{48, 1536, 64, 1, kDs}, Shape{64, 1536, 8, 1, kDs}, Shape{96, 1536, 1, 1, kDs},
-                             Shape{96, 1536, 8, 1, kDs}, Shape{96, 1536, 64, 1, kDs}, Shape{96, 1536, 256, 1, kDs},
-                             Shape{128, 1536, 8, 1, kF8}}) {
+  for (const Shape& shape :
+       {Shape{6, 1536, 1, 1, kDs}, Shape{12, 1536, 1, 1, kDs}, Shape{12, 1536, 8, 1, kDs}, Shape{12, 1536, 16, 1, kDs},
+        Shape{12, 1536, 32, 1, kDs}, Shape{12, 1536, 64, 1, kDs}, Shape{12, 1536, 256, 1, kDs},
+        Shape{24, 1536, 1, 1, kDs}, Shape{24, 1536, 8, 1, kDs}, Shape{24, 1536, 64, 1, kDs}, Shape{48, 1536, 1, 1, kDs},
+        Shape{48, 1536, 64, 1, kDs}, Shape{64, 1536, 8, 1, kDs}, Shape{96, 1536, 1, 1, kDs}, Shape{96, 1536, 8, 1, kDs},
+        Shape{96, 1536, 64, 1, kDs}, Shape{96, 1536, 256, 1, kDs}, Shape{128, 1536, 8, 1, kF8}}) {
     const Case c = make_case(options_of(shape));
     const double floor = double(shape.heads) * (kHeadQuery * shape.q_lora + kNope * kLatent) * 2 / 4.5e6;
-    ShapeKey key = StageRunner(c, reference_backend(), 1).key();
+    const ShapeKey key = StageRunner(c, reference_backend(), 1).key();
     for (const auto& kernel : cuda::query_kernels()) {
       if (!kernel.accepts(key).ok) continue;
       const double us = time_of(c, kernel.name);

@@ -1,17 +1,20 @@
 // query: steps 1 to 5 of spec 4, projected row -> q_c, query rows, MLA cache row.
 //
-//   fused   few heads, few rows: one launch. A cluster a head, each CTA a part of its weights; the cache rows by extra CTAs.
+//   fused   few heads, few rows: one launch. A cluster a head, each CTA a part of its weights; the cache rows by extra
+//   CTAs.
 //           Projected rows at odd addresses take the other way.
 //   split   else: a launch that normalises and inserts, while the second one already fetches its first weights.
-#include "backends/cuda/kernels.h"
 #include "backends/cuda/query.h"
+
+#include "backends/cuda/kernels.h"
 
 namespace dsacore::cuda {
 namespace query {
 
 Parameters parameters_of(const QueryArgs& args) {
   const LayerModel& m = *args.model;
-  const bool aligned = reinterpret_cast<uintptr_t>(args.projected.data()) % 16 == 0 && args.projected.stride(0) % 8 == 0;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(args.projected.data()) % 16 == 0 && args.projected.stride(0) % 8 == 0;
   return {.projected = args.projected,
           .slots = args.slots,
           .kv = args.kv,

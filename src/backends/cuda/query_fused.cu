@@ -1,13 +1,17 @@
-// query_fused: steps 1 to 5 of spec 4 in one launch, for few heads and up to 16 rows. A cluster of eight CTAs takes a head.
+// query_fused: steps 1 to 5 of spec 4 in one launch, for few heads and up to 16 rows, by a cluster of eight CTAs a
+// head.
 //
-//   q_a -> norm -> registers -> W_QB -> nope to every CTA of the cluster, pe to the query row | nope -> W_UK -> query row
+//   q_a -> norm -> registers -> W_QB -> nope to every CTA of the cluster, pe to the query row
+//   nope -> W_UK -> query row
 //   kv_a -> norm -> quantise -> MLA cache row, by a warp each of one more cluster
 //
-// A CTA has 24 rows of W_QB (16 nope, 8 pe) and 64 columns of W_UK whole in shared memory, asked for before the wait for earlier
-// kernels. A warp has one block of 128 of q_lora (the norm's block); the warps' sums are added in shared memory in a fixed order.
-// Tokens are the 16 rows of mma's A, so that a row's bits do not depend on the others. Bound by bytes: at 12 heads and q_lora
-// 1536 8.7 MB of weights, 1.9 us at 4.5 TB/s, in part hidden behind the kernel before (102 KB and 80 registers x 384 threads let
-// two kernels share an SM); then by latency: norm 0.4 us, products 0.3, exchange 0.4, absorption 0.2.
+// A CTA has 24 rows of W_QB (16 nope, 8 pe) and 64 columns of W_UK whole in shared memory, asked for before the wait
+// for earlier kernels. A warp has one block of 128 of q_lora (the norm's block); the warps' sums are added in shared
+// memory in a fixed order. Tokens are rows of mma's A, so that a row's bits do not depend on the others.
+//
+// Bound by bytes: at 12 heads and q_lora 1536 8.7 MB of weights, 1.9 us at 4.5 TB/s, in part hidden behind the kernel
+// before (102 KB and 80 registers x 384 threads let two kernels share an SM); then by latency: tokens 0.5 us, norm 0.7,
+// products 0.3, sums and exchange 0.6, absorption 0.2.
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
@@ -21,7 +25,7 @@ constexpr int kCluster = 8;
 constexpr int kTile = kFusedMaxRows;  // tokens: mma's M
 constexpr int kUnits = 4;             // of 32 values, in a block of 128
 constexpr int kNopeRows = kNope / kCluster, kPeRows = kPe / kCluster, kRows = kHeadQuery / kCluster;  // of a CTA
-constexpr int kRowTiles = kRows / 8;                                                                 // of mma's N
+constexpr int kRowTiles = kRows / 8;                                                                  // of mma's N
 constexpr int kLatents = kLatent / kCluster;
 constexpr int kGroup = 8;                // neighbouring outputs of a token: 16 bytes of BF16
 constexpr int kGroups = kRows / kGroup;  // of a token
@@ -31,9 +35,9 @@ struct SharedPlan {
   static constexpr int kNopePitch = kNope * 2 + 16;
   static constexpr int kUkPitch = kLatents * 2 + 16;
   static constexpr int kWeightsBarrierAt = 0, kNopeBarrierAt = 8;
-  static constexpr int kSumsPitch = kMaxQLora / kNormBlock + 4;      // floats
-  static constexpr int kSumsAt = 16;                                 // [kTile][16] sums of the norm's blocks
-  static constexpr int kNopeAt = kSumsAt + kTile * kSumsPitch * 4;   // [kTile][128] BF16
+  static constexpr int kSumsPitch = kMaxQLora / kNormBlock + 4;     // floats
+  static constexpr int kSumsAt = 16;                                // [kTile][16] sums of the norm's blocks
+  static constexpr int kNopeAt = kSumsAt + kTile * kSumsPitch * 4;  // [kTile][128] BF16
   static constexpr int kUkAt = kNopeAt + kTile * kNopePitch;
   static constexpr int kQbAt = kUkAt + kNope * kUkPitch;
 
@@ -45,7 +49,8 @@ struct SharedPlan {
   static constexpr int kPartsAt = kQbAt;
 };
 
-/// This warp's block of eight tokens, or 16, as mma's A: lane (r, c) has chunk c of eight values of each unit, of token r, and r + 8.
+/// This warp's block of eight or 16 tokens as mma's A: lane (r, c) has chunk c (eight values) of each unit, of token r,
+/// and of token r + 8.
 template <bool Sixteen>
 struct TokenBlock {
   static constexpr int kHalves = Sixteen ? 2 : 1;
@@ -80,8 +85,14 @@ class FusedKernel {
 
  public:
   __device__ __forceinline__ FusedKernel(const Parameters& p, char* shared)
-      : p_(p), plan_(p.q_lora), shared_(shared), base_(fixed_shared_address(shared)), rank_(int(cluster_rank())),
-        head_(int(blockIdx.x) / kCluster), warp_(int(threadIdx.x) / 32), lane_(int(threadIdx.x) % 32) {}
+      : p_(p),
+        plan_(p.q_lora),
+        shared_(shared),
+        base_(fixed_shared_address(shared)),
+        rank_(int(cluster_rank())),
+        head_(int(blockIdx.x) / kCluster),
+        warp_(int(threadIdx.x) / 32),
+        lane_(int(threadIdx.x) % 32) {}
 
   /// Everything before the wait: barriers ready, weights on their way.
   __device__ __forceinline__ void prepare() const {
@@ -131,8 +142,8 @@ class FusedKernel {
     const uint32_t row_bytes = uint32_t(p_.q_lora) * 2;
     for (int i = warp_; i < kRows; i += warps()) {
       const int row = i < kNopeRows ? rank_ * kNopeRows + i : kNope + rank_ * kPeRows + i - kNopeRows;
-      bulk_copy(base_ + uint32_t(S::kQbAt + i * plan_.qb_pitch), p_.w_qb.row(int64_t(head_) * kHeadQuery + row), row_bytes,
-                weights_arrived());
+      bulk_copy(base_ + uint32_t(S::kQbAt + i * plan_.qb_pitch), p_.w_qb.row(int64_t(head_) * kHeadQuery + row),
+                row_bytes, weights_arrived());
     }
   }
 
@@ -202,7 +213,8 @@ class FusedKernel {
 #pragma unroll
     for (int u = Begin; u < End; ++u) {
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) w[u][t] = *reinterpret_cast<const uint4*>(w_qb + 8 * t * plan_.qb_pitch + 64 * u);
+      for (int t = 0; t < kRowTiles; ++t)
+        w[u][t] = *reinterpret_cast<const uint4*>(w_qb + 8 * t * plan_.qb_pitch + 64 * u);
     }
   }
 
@@ -230,8 +242,8 @@ class FusedKernel {
     }
   }
 
-  /// Adds the warps' sums; eight lanes have eight neighbouring outputs of a token: nope goes to every CTA of the cluster, pe
-  /// to the query row.
+  /// Adds the warps' sums; eight lanes have eight neighbouring outputs of a token: nope goes to every CTA of the
+  /// cluster, pe to the query row.
   __device__ __forceinline__ void finish() const {
     const float* parts = reinterpret_cast<const float*>(shared_ + S::kPartsAt);
     for (int base = warp_ * 4; base < p_.rows * kGroups; base += warps() * 4) {

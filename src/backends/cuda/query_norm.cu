@@ -1,7 +1,7 @@
 // query_norm: q_a -> norm -> q_c | kv_a -> norm -> quantise -> MLA cache row.
 //
-// A warp a row and task. Bound by latency: 3 KB a row from L2, one pass; 64 rows are 0.4 MB. The next kernel is let in at
-// once, so that its weights travel meanwhile.
+// A warp a row and task. Bound by latency: 3 KB a row from L2, one pass; 64 rows are 0.4 MB. The next kernel is let in
+// at once, so that its weights travel meanwhile.
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/query_rows.cuh"
@@ -47,8 +47,10 @@ __global__ void __launch_bounds__(32 * kWarps) query_norm(const __grid_constant_
 
 void enqueue_norm(const Parameters& p, const Workspace& workspace, bool insert) {
   const int tasks = insert ? 2 * p.rows : p.rows;
-  const auto kernel = p.q_lora <= kUsualSteps * kWarpValues ? query_norm<kUsualSteps> : query_norm<kMaxQLora / kWarpValues>;
-  launch(kernel, {.grid = dim3(unsigned(tasks + kWarps - 1) / kWarps), .block = dim3(32 * kWarps)}, workspace, p, tasks);
+  const auto kernel =
+      p.q_lora <= kUsualSteps * kWarpValues ? query_norm<kUsualSteps> : query_norm<kMaxQLora / kWarpValues>;
+  launch(kernel, {.grid = dim3(unsigned(tasks + kWarps - 1) / kWarps), .block = dim3(32 * kWarps)}, workspace, p,
+         tasks);
 }
 
 }  // namespace dsacore::cuda::query

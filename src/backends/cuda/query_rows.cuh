@@ -8,8 +8,8 @@
 
 namespace dsacore::cuda::query {
 
-inline constexpr int kLaneValues = 8;                        ///< values of a lane: 16 bytes of BF16
-inline constexpr int kWarpValues = 32 * kLaneValues;         ///< of a warp, two blocks of the norm
+inline constexpr int kLaneValues = 8;                 ///< values of a lane: 16 bytes of BF16
+inline constexpr int kWarpValues = 32 * kLaneValues;  ///< of a warp, two blocks of the norm
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 
 /// A row of up to `Steps * 256` values in a warp: `values[i]` of lane l begins at value 256 i + 8 l.
@@ -17,7 +17,9 @@ template <int Steps>
 struct WarpRow {
   uint4 values[Steps];
 
-  __device__ __forceinline__ static int first_value(int step, int lane) { return step * kWarpValues + lane * kLaneValues; }
+  __device__ __forceinline__ static int first_value(int step, int lane) {
+    return step * kWarpValues + lane * kLaneValues;
+  }
 
   __device__ __forceinline__ void load(const BFloat16* from, int n, bool aligned16, int lane) {
 #pragma unroll
@@ -59,8 +61,8 @@ __device__ __forceinline__ float largest_of_lanes(float x) {
   return x;
 }
 
-// Each writes eight neighbouring latent values, `at` the first of them, or two pe values of lane `lane`. All lanes of the
-// warp call it together.
+// Each writes eight neighbouring latent values, `at` the first of them, or two pe values of lane `lane`. All lanes of
+// the warp call it together.
 
 __device__ __forceinline__ void encode_latent(KvFp8DsMla, const uint4& c, int at, int lane, float, std::byte* row) {
   using L = KvFp8DsMla;

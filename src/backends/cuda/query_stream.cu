@@ -1,13 +1,16 @@
-// query_stream: steps 2 to 4 of spec 4 from q_c, for any number of heads and rows. One CTA takes one head, or three CTAs of a
-// cluster where heads are few.
+// query_stream: steps 2 to 4 of spec 4 from q_c, for any number of heads and rows. One CTA takes one head, or three
+// CTAs of a cluster where heads are few.
 //
 //   W_QB, q_c -> ring in shared memory -> wgmma -> x -> nope tile in shared memory, pe to the query row
 //   W_UK      -> the same ring         -> wgmma with the nope tile -> query row
 //
-// Three warpgroups (in one CTA or three) have 64 of the head's 192 rows of W_QB each, then two or three of the eight 64-wide
-// parts of the latent; weights are wgmma's A, tokens N. One more warp fills the ring by tensor maps, weights before the wait for
-// earlier kernels. Bound by bytes: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us at 4.5 TB/s, against 5.7 us of wgmma at
-// 64 rows; above 128 rows the weights are read again. At 12 heads 8.7 MB of weights, and 196 KB of q_c a CTA from L2 at 64 rows.
+// Three warpgroups, of one CTA or of three, have 64 of the head's 192 rows of W_QB each, then two or three of the eight
+// 64-wide parts of the latent; weights are wgmma's A, tokens N. One more warp fills the ring by tensor maps, weights
+// before the wait for earlier kernels.
+//
+// Bound by bytes where heads are many: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us at 4.5 TB/s, against 5.7
+// us of wgmma at 64 rows; above 128 rows the weights are read again. Where they are few, by the copy engine: about 32
+// bytes a clock of an SM for boxes with rows of 128 bytes, at 12 heads and 64 rows 393 KB of weights and q_c a CTA.
 #include <array>
 
 #include "backends/cuda/launch.h"
@@ -24,12 +27,12 @@
 namespace dsacore::cuda::query {
 namespace {
 
-constexpr int kParties = 3;       // warpgroups of a head
+constexpr int kParties = 3;  // warpgroups of a head
 constexpr int kChunk = kBoxColumns;
-constexpr int kPart = 64;         // rows of a warpgroup: wgmma's M
+constexpr int kPart = 64;  // rows of a warpgroup: wgmma's M
 constexpr int kParts = kLatent / kPart;
-constexpr int kLineBytes = 128;   // of 64 values, swizzled
-constexpr int kPartBytes = kNope * kLineBytes;  // 64 columns of W_UK
+constexpr int kLineBytes = 128;                    // of 64 values, swizzled
+constexpr int kPartBytes = kNope * kLineBytes;     // 64 columns of W_UK
 constexpr uint32_t kNopeReady = 1, kNopeFree = 2;  // named barriers
 
 struct StreamMaps {
@@ -45,7 +48,8 @@ struct StreamShape {
   static constexpr int kWeightRows = kGroups * kPart;
   static constexpr int kWeightBytes = kWeightRows * kLineBytes;
   static constexpr int kTokenBytes = N * kLineBytes;
-  static constexpr int kStageBytes = (kWeightBytes + kTokenBytes > kPartBytes ? kWeightBytes + kTokenBytes : kPartBytes);
+  static constexpr int kStageBytes =
+      (kWeightBytes + kTokenBytes > kPartBytes ? kWeightBytes + kTokenBytes : kPartBytes);
   static constexpr int kNopeBytes = kNope / kChunk * kTokenBytes;
   static constexpr int kRoom = (CtasAnSm == 1 ? 224 : 112) * 1024 - kNopeBytes;
   static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
@@ -63,9 +67,14 @@ class StreamKernel {
 
  public:
   __device__ __forceinline__ StreamKernel(const Parameters& p, char* shared)
-      : p_(p), shared_(shared), base_(shared_address(shared)), head_(int(blockIdx.x) / Ctas), chunks_(p.q_lora / kChunk),
+      : p_(p),
+        shared_(shared),
+        base_(shared_address(shared)),
+        head_(int(blockIdx.x) / Ctas),
+        chunks_(p.q_lora / kChunk),
         warp_(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) / 32, 0)),  // so that the compiler knows it to be uniform
-        lane_(int(threadIdx.x) % 32), party_(kCluster ? int(blockIdx.x) % Ctas : warp_ / 4) {}
+        lane_(int(threadIdx.x) % 32),
+        party_(kCluster ? int(blockIdx.x) % Ctas : warp_ / 4) {}
 
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == 0) {
@@ -84,7 +93,8 @@ class StreamKernel {
     }
   }
 
-  /// The warp that fills the ring: for every tile of tokens the chunks of W_QB with those of q_c, then the parts of W_UK.
+  /// The warp that fills the ring: for every tile of tokens the chunks of W_QB with those of q_c, then the parts of
+  /// W_UK.
   __device__ __forceinline__ void fill(const StreamMaps& maps) const {
     const int early = min(chunks_, S::kStages);
     const bool elected = elect_one();
@@ -271,7 +281,9 @@ class StreamKernel {
     const int64_t eight_rows = 8 * int64_t(p_.query.heads) * kQueryRow;
     if (p_.fp8_query) {
       uint8_t* to = p_.query.e4m3(row, head_) + at;
-      const auto codes = [&](uint32_t v) { return pack_e4m3(low_bf16(v) * p_.q_scale_inv, high_bf16(v) * p_.q_scale_inv); };
+      const auto codes = [&](uint32_t v) {
+        return pack_e4m3(low_bf16(v) * p_.q_scale_inv, high_bf16(v) * p_.q_scale_inv);
+      };
 #pragma unroll
       for (int j = 0; j < N / 8; ++j, to += eight_rows) {
         const uint2 four = token_fours(sums + 4 * j);
@@ -331,7 +343,8 @@ template <int Ctas, int CtasAnSm>
 constexpr Variants kVariants = {kVariant<8, Ctas, CtasAnSm>, kVariant<16, Ctas, CtasAnSm>, kVariant<32, Ctas, CtasAnSm>,
                                 kVariant<64, Ctas, CtasAnSm>, kVariant<128, Ctas, CtasAnSm>};
 
-/// A CTA a head keeps DRAM busy from 65 heads on; below, three do, and two of them share an SM where one each is too many.
+/// A CTA a head keeps DRAM busy from 65 heads on; below, three do, and two of them share an SM where one each is too
+/// many.
 const Variants& variants_of(int heads) {
   if (heads > 64) return kVariants<1, 1>;
   return heads > 44 ? kVariants<3, 2> : kVariants<3, 1>;

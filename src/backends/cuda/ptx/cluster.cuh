@@ -18,12 +18,14 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/// The two halves of `cluster_barrier`, with work in between. This arrival orders nothing (a release waits for all loads and
-/// stores before it): enough where `publish_barriers` has made all ready that the others need.
+/// The two halves of `cluster_barrier`, with work in between. This arrival orders nothing (a release waits for all
+/// loads and stores before it): enough where `publish_barriers` has made all ready that the others need.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 /// The address that a shared variable at `address` has in CTA `rank` of the cluster (for .shared::cluster accesses).
@@ -48,8 +50,8 @@ __device__ __forceinline__ void store_remote16(uint32_t to, const uint4& v, uint
 }
 /// Copies `bytes` of shared memory to another CTA of the cluster and counts them on its barrier.
 __device__ __forceinline__ void copy_to_cta(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
-               "r"(bytes), "r"(barrier)
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "r"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
 /// Barrier::arrive on a barrier of another CTA.
@@ -61,7 +63,8 @@ __device__ __forceinline__ void wait_in_cluster(Barrier barrier, uint32_t parity
   uint32_t done = 0;
   while (done == 0) {
     asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+        "p;\n}\n"
         : "=r"(done)
         : "r"(barrier.address), "r"(parity)
         : "memory");
