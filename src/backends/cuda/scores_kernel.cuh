@@ -326,10 +326,12 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
       tools.full(ring.stage).wait(ring.parity);
       Keys keys;
       keys.load(tools.pages + ring.stage * Keys::Layout::kPageBytes, place);
+      score_page<Keys, Tile>(tools, keys, place, rows, first_token + unit * kIndexPage);
+      // Not before: an arrival does not wait for loads whose results nothing has used yet, and the next page may
+      // overtake them.
       __syncwarp();
       if (threadIdx.x % 32 == 0) tools.empty(ring.stage).arrive();
       ring.advance(Tile::kGroups, p.stages);
-      score_page<Keys, Tile>(tools, keys, place, rows, first_token + unit * kIndexPage);
     }
     math_barrier<Tile>();
     merge_histograms<Keys, Tile>(tools, request);

@@ -239,7 +239,7 @@ __device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kLan
     const uint32_t held = left >= kLaneTokens ? (1u << kLaneTokens) - 1 : left <= 0 ? 0 : (1u << left) - 1;
     inside &= held & ~above;
     above &= held;
-    if (left > 0) {
+    if (first_of_lane(batch) / 32 * 32 < part.count) {  // both halves of every word that is in use
       reinterpret_cast<uint16_t*>(part.above)[first_of_lane(batch) / kLaneTokens] = uint16_t(above);
       reinterpret_cast<uint16_t*>(part.inside)[first_of_lane(batch) / kLaneTokens] = uint16_t(inside);
     }
