@@ -7,8 +7,9 @@
 // it, and in what page, changes no operation.
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
-// rows the products take 64 q clk, and relu and weights about 60 q (fp8) or 110 q (mxfp4, four sums a page). So fp8 is
-// bound by DRAM up to q = 7, mxfp4 up to q = 1 or 2; above that by instruction issue.
+// rows the products take 64 q clk, and a warp issues about 200 instructions a page and row (mxfp4: 350), mostly relu,
+// weights, and the way to the key. Large contexts at q = 1 run at DRAM speed for fp8; mxfp4, and q > 1, are bound by
+// issue and the latency of dependent steps.
 #pragma once
 
 #include "backends/cuda/ptx/dependency.cuh"
@@ -326,10 +327,12 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
       tools.full(ring.stage).wait(ring.parity);
       Keys keys;
       keys.load(tools.pages + ring.stage * Keys::Layout::kPageBytes, place);
+      score_page<Keys, Tile>(tools, keys, place, rows, first_token + unit * kIndexPage);
+      // Not before: an arrival does not wait for loads whose results nothing has used yet, and the next page may
+      // overtake them.
       __syncwarp();
       if (threadIdx.x % 32 == 0) tools.empty(ring.stage).arrive();
       ring.advance(Tile::kGroups, p.stages);
-      score_page<Keys, Tile>(tools, keys, place, rows, first_token + unit * kIndexPage);
     }
     math_barrier<Tile>();
     merge_histograms<Keys, Tile>(tools, request);

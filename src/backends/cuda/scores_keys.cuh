@@ -1,8 +1,7 @@
 // How the keys of a page become the A operand of a warpgroup's products, one struct a format. The page lies in shared
 // memory as in the cache. A thread holds its part of two keys, row r and row r + 8 of its warp's 16, in registers, so
-// the page needs no swizzle and can be given back before it is multiplied. The order of the 128 dimensions inside a
-// product is free: it is chosen so that a thread's bytes lie together, and `place_query` puts the query's into the same
-// order.
+// the page needs no swizzle. The order of the 128 dimensions inside a product is free: it is chosen so that a thread's
+// bytes lie together, and `place_query` puts the query's into the same order.
 #pragma once
 
 #include "backends/cuda/ptx/mma.cuh"

@@ -3,12 +3,14 @@
 // A cluster of up to 16 CTAs has a row; each CTA has a range of its tokens. The histogram of the score kernel names the
 // bin in which the topk-th largest key lies; one pass over the keys marks those above the bin and those in it as bits,
 // a bit a token, and collects the keys in it; the CTAs exchange these, and each finds the exact threshold by radix
-// passes over them. Bits in the order of tokens then give every selected token its place, and of tokens at the
-// threshold those with the smaller ids. Where a CTA has more keys in the bin than it can collect, the radix passes go
-// over all keys in memory instead: slower, never wrong. Nothing depends on the order of execution.
+// passes over them, down to a few keys that a warp orders. Bits in the order of tokens then give every selected token
+// its place, and of tokens at the threshold those with the smaller ids. Where a CTA has more keys in the bin than it
+// can collect, the radix passes go over all keys in memory instead: slower, never wrong. Nothing depends on the order
+// of execution.
 //
-// Bounds: 4 bytes a key from L2 (128K tokens over 16 SMs: 0.3 us; 1M: 2.2 us), else latency: two loads, two or three
-// block-wide scans a radix pass (about 0.2 us each), one cluster barrier (0.2 us).
+// Bounds: 4 bytes a key from L2, and for short contexts the latency of some ten dependent steps (three loads from L2,
+// block-wide scans, one cluster barrier). Each CTA runs alone on its SM, so code length counts: loops are not unrolled
+// where that does not pay.
 #include <algorithm>
 #include <bit>
 
@@ -43,9 +45,8 @@ struct SelectParameters {
   int64_t key_pitch;
   View<int32_t, 2> topk_tokens, topk_rows;
   View<int32_t, 1> valid;
-  int cluster, cluster_bits;  ///< CTAs of a row, a power of two
-
-  int words;  ///< of bits that a CTA has room for
+  int cluster, cluster_bits;  ///< CTAs of a row: 1 << cluster_bits
+  int words;                  ///< of bits that a CTA has room for
 };
 
 /// Keys `low <= key < high`, `count` of them, of which `need` are selected; all keys from `high` on are.
@@ -74,8 +75,8 @@ struct SelectShared {
         inside(above + words * 4),
         total(inside + words * 4) {}
 };
-DSACORE_HD constexpr int collected_of_one(int cluster) {
-  return kCollected / cluster < kMostOfOne ? kCollected / cluster : kMostOfOne;
+DSACORE_HD constexpr int collected_of_one(int cluster_bits) {
+  return kCollected >> cluster_bits < kMostOfOne ? kCollected >> cluster_bits : kMostOfOne;
 }
 
 /// What the threads of a CTA share besides.
@@ -106,7 +107,7 @@ struct Part {
         board(shared_board),
         row(int(blockIdx.x) >> p.cluster_bits),
         rank(int(blockIdx.x) & (p.cluster - 1)),
-        limit(kCollected >> p.cluster_bits < kMostOfOne ? kCollected >> p.cluster_bits : kMostOfOne) {
+        limit(collected_of_one(p.cluster_bits)) {
     const SelectShared at(limit, p.words);
     bins = reinterpret_cast<uint32_t*>(shared + at.bins);
     list = reinterpret_cast<int32_t*>(shared + at.list);
@@ -239,7 +240,7 @@ __device__ void mark(const Part& part, const Range& range, uint32_t (&keys)[kLan
     const uint32_t held = left >= kLaneTokens ? (1u << kLaneTokens) - 1 : left <= 0 ? 0 : (1u << left) - 1;
     inside &= held & ~above;
     above &= held;
-    if (left > 0) {
+    if (first_of_lane(batch) / 32 * 32 < part.count) {  // both halves of every word that is in use
       reinterpret_cast<uint16_t*>(part.above)[first_of_lane(batch) / kLaneTokens] = uint16_t(above);
       reinterpret_cast<uint16_t*>(part.inside)[first_of_lane(batch) / kLaneTokens] = uint16_t(inside);
     }
@@ -529,11 +530,7 @@ int words_of(int cluster, int context) { return ((context + cluster - 1) / clust
 }  // namespace
 
 void prepare_select(const ShapeKey&) {
-  int most = 0;
-  for (int cluster = 1; cluster <= kMaxCluster; cluster *= 2) {
-    most = std::max(most, SelectShared(collected_of_one(cluster), kMostTokens / 32).total);
-  }
-  allow_shared(select_kernel, size_t(most), true);
+  allow_shared(select_kernel, size_t(SelectShared(collected_of_one(0), kMostTokens / 32).total), true);
 }
 
 void enqueue_select(const IndexerArgs& args, const IndexerScratch& scratch, const Workspace& workspace) {
@@ -555,7 +552,7 @@ void enqueue_select(const IndexerArgs& args, const IndexerScratch& scratch, cons
                                     .cluster = cluster,
                                     .cluster_bits = std::countr_zero(unsigned(cluster)),
                                     .words = words_of(cluster, context)};
-  const size_t shared_bytes = size_t(SelectShared(collected_of_one(cluster), parameters.words).total);
+  const size_t shared_bytes = size_t(SelectShared(collected_of_one(parameters.cluster_bits), parameters.words).total);
   launch(select_kernel,
          {.grid = unsigned(rows * cluster), .block = kThreads, .shared_bytes = shared_bytes, .cluster = cluster},
          workspace, parameters);
