@@ -1,6 +1,7 @@
 // Sparse core for few heads: the entry in the list, and the launch.
 #include <algorithm>
 #include <bit>
+#include <string>
 
 #include "backends/cuda/launch.h"
 #include "backends/cuda/sparse_core_few.cuh"
@@ -65,8 +66,8 @@ int64_t scratch_bytes(const ShapeKey& shape, int) {
   int64_t floats = 0;
   for (int rows = 1; rows <= shape.rows; ++rows) {
     const FewHeadsPlan plan = few_heads_plan(rows, shape.topk);
-    if (plan.groups > 1)
-      floats = std::max(floats, rows * plan.groups * plan.cluster * part_floats(heads_of(shape), plan.cluster));
+    if (plan.groups == 1) continue;
+    floats = std::max(floats, rows * plan.groups * plan.cluster * part_floats(heads_of(shape), plan.cluster));
   }
   return kArrivalBytes + floats * int64_t(sizeof(float));
 }

@@ -9,8 +9,7 @@
 namespace dsacore::cuda {
 
 inline constexpr int kFewHeadsMax = 16;  ///< the 16 rows of an mma.sync operand
-
-inline constexpr int kMaxGroups = 4;  ///< clusters of a row
+inline constexpr int kMaxGroups = 4;     ///< clusters of a row
 
 /// Splits of a row's list of keys. Fixed by (rows, topk) alone: the bits of a row depend on nothing else of the batch.
 ///
