@@ -6,7 +6,8 @@
 // tile in FP16 would add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys
 // and values each once a warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that
 // arrive. 96 heads, 64 rows: 32 tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172
-// MB from L2.
+// MB from L2. Measured (H200): a tile takes 3650 clocks of fp8_ds_mla, for each of a sub-partition's two warps loads,
+// converts, multiplies and waits in turn, about 75 clocks a product; the latents' way out takes another 13000.
 //
 // Warps: two warpgroups of math, which take turns at the scores of a tile and share its latents, 256 each; a third
 // warpgroup has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
@@ -68,7 +69,8 @@ struct Shared {
   alignas(16) float sums[kMathWarps][Columns];
   alignas(16) SplitSum part[Columns];  ///< of this CTA, read by its cluster
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
-  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums are void
+  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums
+                                 ///< are void
 
   static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
   static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
