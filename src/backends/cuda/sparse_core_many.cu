@@ -13,11 +13,11 @@ namespace {
 
 constexpr int kColumns[] = {24, 48};
 
-/// Clusters that 132 SMs in GPCs of 16 and 18 hold at once, a CTA an SM.
+/// Clusters that an H200 holds at once, a CTA an SM (cudaOccupancyMaxActiveClusters).
 struct ClusterFit {
   int size, fit;
 };
-constexpr ClusterFit kClusters[] = {{1, 132}, {2, 66}, {3, 39}, {4, 30}, {5, 22}, {6, 17}, {8, 15}, {9, 9}, {16, 7}};
+constexpr ClusterFit kClusters[] = {{1, 132}, {2, 66}, {3, 39}, {4, 30}, {6, 17}, {8, 15}, {16, 7}};
 
 /// SM clocks, for comparison alone: of a tile, of a CTA's start and end, and of bringing its heads' latents together.
 constexpr int64_t tile_clocks(int columns) { return columns == 24 ? 1700 : 2200; }

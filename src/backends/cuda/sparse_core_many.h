@@ -13,7 +13,7 @@ namespace dsacore::cuda {
 
 /// One CTA works on `columns` heads (or fewer: `group_heads`) of one row and on one of `splits` parts of its tiles.
 struct ManyHeadsPlan {
-  int columns;      ///< N of the matrix products: 24, 32 or 48
+  int columns;      ///< N of the matrix products: 24 or 48
   int groups;       ///< CTAs that share the heads of a row
   int group_heads;  ///< of each but the last, at most `columns`
   int splits;       ///< CTAs that share the keys of a row: a cluster, which merges through its shared memory
@@ -35,8 +35,7 @@ struct SplitSum {
 
 /// Natural logarithm of sum * 2^largest, `largest` an integer: two products, so that large logits keep their last bits.
 inline __device__ float natural_lse(float largest, float sum) {
-  constexpr float kHigh = 0x1.62e4p-1f,
-                  kLow = 0x1.7f7d1cp-20f;  // ln 2; kHigh * integer is exact up to 2^10, near enough above
+  constexpr float kHigh = 0x1.62e4p-1f, kLow = 0x1.7f7d1cp-20f;  // of ln 2
   return fmaf(largest, kHigh, fmaf(largest, kLow, logf(sum)));
 }
 

@@ -6,7 +6,8 @@
 // tile in FP16 would add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys
 // and values each once a warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that
 // arrive. 96 heads, 64 rows: 32 tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172
-// MB from L2.
+// MB from L2. Measured (H200): a tile takes 3650 clocks of fp8_ds_mla, for each of a sub-partition's two warps loads,
+// converts, multiplies and waits in turn, about 75 clocks a product; the latents' way out takes another 13000.
 //
 // Warps: two warpgroups of math, which take turns at the scores of a tile and share its latents, 256 each; a third
 // warpgroup has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
@@ -359,16 +360,12 @@ struct Math {
     const uint64_t query_tile = swizzled_tile(base + offsetof(S, query));
     const uint64_t pe_tile = query_tile + kSets * S::kBlockBytes / 16;
     keys.load_pe(a[1]);
+    keys.fetch(0);
 #pragma unroll
     for (int set = -1; set < kSets; ++set) {
-      if (set >= 0) {
-#pragma unroll
-        for (int step = 0; step < 4; ++step) keys.make(set, step, a[set % 2][step]);
-      }
-      if (set + 1 < kSets) keys.fetch(set + 1);
-      wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
+        wgmma_fence();
         if (set >= 0) {
           F16::registers(logits, a[set % 2][step], query_tile + set * S::kBlockBytes / 16 + 2 * step,
                          !F::kPlainPe || set + step > 0);
@@ -377,9 +374,11 @@ struct Math {
         } else {
           F16::registers(logits, a[1][step], pe_tile + 2 * step, step > 0);
         }
+        wgmma_commit();
+        wgmma_wait<4>();  // of the set before, products up to this step
+        if (set + 1 < kSets) keys.make(set + 1, step, a[(set + 1) % 2][step]);
       }
-      wgmma_commit();
-      if (set >= 0 && set + 1 < kSets) wgmma_wait<1>();  // the set before: its fragments can be made anew
+      if (set + 2 < kSets) keys.fetch(set + 2);
     }
     wgmma_wait<0>();
     settle(logits);
@@ -606,111 +605,81 @@ struct Math {
 
 // ---- output ----
 
-/// What each part of the row counts, of its heads: [Columns][kManyHeadsSplits], into the place of the query. A lane
-/// takes a part of a head. Part 0 writes the lse.
+/// What each part of the row counts, of its heads: into the place of the query. Part 0 writes the lse.
 template <class Layout, int Columns>
 __device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
                                             const Work& work, int thread) {
-  constexpr int kHeadsAtOnce = kMathThreads / kManyHeadsSplits, kTurns = (Columns + kHeadsAtOnce - 1) / kHeadsAtOnce;
-  float* counts = reinterpret_cast<float*>(shared.query);
-  const int part = thread % kManyHeadsSplits, first = thread / kManyHeadsSplits;
-  float2 sums[kTurns];
-#pragma unroll
-  for (int i = 0; i < kTurns; ++i) {
-    const int head = first + i * kHeadsAtOnce;
-    sums[i] = {-INFINITY, 0};
-    if (part < args.plan.splits && head < Columns) {
-      sums[i] = load_from_cluster2(address_in(shared_address(&shared.part[head]), uint32_t(part)));
-    }
+  const int parts = args.plan.splits;
+  auto* all = reinterpret_cast<SplitSum*>(shared.query);  // [parts][Columns]
+  const uint32_t mine = shared_address(shared.part);
+  for (int i = thread; i < parts * Columns; i += kMathThreads) {
+    const float2 sum =
+        load_from_cluster2(address_in(mine + uint32_t(i % Columns * sizeof(SplitSum)), uint32_t(i / Columns)));
+    all[i] = {sum.x, sum.y};
   }
-#pragma unroll
-  for (int i = 0; i < kTurns; ++i) {
-    const int head = first + i * kHeadsAtOnce;
-    float largest = sums[i].y != 0 ? sums[i].x : -INFINITY;  // NaN counts
-#pragma unroll
-    for (int mask = 1; mask < kManyHeadsSplits; mask *= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
+  barrier_meet(kMath, kMathThreads);
+  if (thread < Columns) {
+    float largest = -INFINITY, sum = 0;
+    for (int part = 0; part < parts; ++part) {
+      const SplitSum& s = all[part * Columns + thread];
+      if (s.sum != 0) largest = fmaxf(largest, s.largest);  // NaN counts
     }
-    const float count = sums[i].y != 0 ? sums[i].y * step_down(sums[i].x, largest) : 0;
-    float sum = count;
-#pragma unroll
-    for (int mask = 1; mask < kManyHeadsSplits; mask *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, mask);
-    if (head < Columns) counts[head * kManyHeadsSplits + part] = sum != 0 ? count / sum : 0;
-    if (work.split == 0 && part == 0 && head < work.heads) {
-      args.lse(work.row, work.head + head) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
+    for (int part = 0; part < parts; ++part) {
+      SplitSum& s = all[part * Columns + thread];
+      s.sum = s.sum != 0 ? s.sum * step_down(s.largest, largest) : 0;
+      sum += s.sum;
+    }
+    for (int part = 0; part < parts; ++part) {
+      SplitSum& s = all[part * Columns + thread];
+      s.sum = sum != 0 ? s.sum / sum : 0;
+    }
+    if (work.split == 0 && thread < work.heads) {
+      args.lse(work.row, work.head + thread) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
     }
   }
   barrier_meet(kMath, kMathThreads);
 }
 
-/// Four neighbours of a head's latent, rounded once.
-__device__ __forceinline__ void write_quad(const ManyHeadsArgs& args, BFloat16* head, int quad, float4 value) {
-  const float scale = args.latent_scale;
-  const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(value.x * scale, value.y * scale),
-                                   __floats2bfloat162_rn(value.z * scale, value.w * scale)};
-  *reinterpret_cast<uint2*>(head + 4 * quad) = reinterpret_cast<const uint2&>(pairs);
-}
-
-/// The latents of a row that has one part.
+/// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents, and rounds once.
 template <class Layout, int Columns>
 __device__ __forceinline__ void write_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
                                               const Work& work, int thread) {
-  constexpr int kQuads = kLatent / 4;
-  barrier_meet(kMath, kMathThreads);
-  if (thread < work.heads) {
-    const SplitSum part = shared.part[thread];
-    args.lse(work.row, work.head + thread) = part.sum != 0 ? natural_lse(part.largest, part.sum) : -INFINITY;
-  }
-  const int quad = thread % kQuads;
-  const bool empty = work.tiles == 0;
-  BFloat16* first = args.latent.row(work.row, work.head);
-  const int64_t stride = args.latent.stride(1);
-#pragma unroll 6
-  for (int head = thread / kQuads; head < work.heads; head += kMathThreads / kQuads) {
-    float4 value = {0, 0, 0, 0};
-    if (!empty) value = *reinterpret_cast<const float4*>(shared.latents() + head * shared.kLatentPitch + 4 * quad);
-    write_quad(args, first + head * stride, quad, value);
-  }
-}
-
-/// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents.
-template <class Layout, int Columns>
-__device__ __forceinline__ void merge_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
-                                              const Work& work, int thread) {
   using S = Shared<Layout, Columns>;
-  constexpr int kQuads = kLatent / 4;
+  constexpr int kQuads = kLatent / 4, kInFlight = 8;
   const int parts = args.plan.splits;
-  cluster_barrier();
+  parts > 1 ? cluster_barrier() : barrier_meet(kMath, kMathThreads);
   weigh_parts(shared, args, work, thread);
+  const auto* all = reinterpret_cast<const SplitSum*>(shared.query);
   const uint32_t here = shared_address(shared.latents());
+  const float scale = args.latent_scale;
   const int quads = work.heads * kQuads, last = quads * (work.split + 1) / parts;
   for (int i = quads * work.split / parts + thread; i < last; i += kMathThreads) {
     const int head = i / kQuads, quad = i % kQuads;
     const uint32_t at = here + uint32_t((head * S::kLatentPitch + quad * 4) * 4);
-    float counts[kManyHeadsSplits];
-#pragma unroll
-    for (int part = 0; part < kManyHeadsSplits; part += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(shared.query) +
-                                                           head * kManyHeadsSplits + part);
-      counts[part] = four.x, counts[part + 1] = four.y, counts[part + 2] = four.z, counts[part + 3] = four.w;
-    }
-    float4 values[kManyHeadsSplits];  // all in flight at once
-#pragma unroll
-    for (int part = 0; part < kManyHeadsSplits; ++part) {
-      values[part] = {0, 0, 0, 0};
-      if (counts[part] != 0) values[part] = load_from_cluster4(address_in(at, uint32_t(part)));
-    }
     float4 sum = {0, 0, 0, 0};
+    for (int first = 0; first < parts; first += kInFlight) {
+      float4 value[kInFlight];
+      float weight[kInFlight];
 #pragma unroll
-    for (int part = 0; part < kManyHeadsSplits; ++part) {
-      sum.x = fmaf(counts[part], values[part].x, sum.x);
-      sum.y = fmaf(counts[part], values[part].y, sum.y);
-      sum.z = fmaf(counts[part], values[part].z, sum.z);
-      sum.w = fmaf(counts[part], values[part].w, sum.w);
+      for (int j = 0; j < kInFlight; ++j) {
+        weight[j] = first + j < parts ? all[(first + j) * Columns + head].sum : 0;
+        value[j] = {0, 0, 0, 0};
+        if (weight[j] != 0) value[j] = load_from_cluster4(address_in(at, uint32_t(first + j)));
+      }
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        sum.x = fmaf(weight[j], value[j].x, sum.x);
+        sum.y = fmaf(weight[j], value[j].y, sum.y);
+        sum.z = fmaf(weight[j], value[j].z, sum.z);
+        sum.w = fmaf(weight[j], value[j].w, sum.w);
+      }
     }
-    write_quad(args, args.latent.row(work.row, work.head + head), quad, sum);
+    auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head + head)) + 2 * quad;
+    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x * scale, sum.y * scale),
+                                     __floats2bfloat162_rn(sum.z * scale, sum.w * scale)};
+    *reinterpret_cast<uint2*>(to) = reinterpret_cast<const uint2&>(pairs);
   }
-  cluster_barrier();  // until then others may read here
+  if (parts > 1) cluster_barrier();  // until then others may read here
 }
 
 template <class Layout, int Columns>
@@ -755,8 +724,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   } else if (threadIdx.x < Columns) {
     shared.part[threadIdx.x] = {0, 0};
   }
-  args.plan.splits == 1 ? write_latents(shared, args, work, int(threadIdx.x))
-                        : merge_latents(shared, args, work, int(threadIdx.x));
+  write_latents(shared, args, work, int(threadIdx.x));
 }
 
 }  // namespace dsacore::cuda::many
