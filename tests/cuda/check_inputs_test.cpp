@@ -13,11 +13,6 @@
 namespace dsacore::test {
 namespace {
 
-using cuda::CheckedInputs;
-using cuda::InputCheck;
-using cuda::InputCheckArgs;
-using cuda::InputRecord;
-
 InputRecord fetch_record(const InputRecord* record) { return fetch(View<const InputRecord, 1>(record, 1))[0]; }
 
 /// A case, its layer on the host, and copies of the step's arrays that a test may spoil.

@@ -338,7 +338,7 @@ void expect_rows(const std::vector<T>& got, int64_t row, int64_t first_padded, T
 TEST(Pad, SmallWritesWhatEmptyRowsHold) {
   for (const auto& [rows, live, heads, topk] : {std::tuple{4, 1, 3, 16}, {8, 8, 2, 512}, {9, 0, 5, 100}}) {
     std::vector<std::unique_ptr<DeviceBuffer>> keep;
-    const cuda::PadArgs args{.live_rows = live,
+    const PadArgs args{.live_rows = live,
                              .topk_tokens = poisoned<int32_t>(keep, rows, topk),
                              .topk_rows = poisoned<int32_t>(keep, rows, topk),
                              .valid = poisoned<int32_t>(keep, rows),

@@ -26,4 +26,14 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Open) : "memory");
 }
 
+/// After the wait, before plain code reads the accumulators: without it the compiler may read them too early.
+template <int Count>
+__device__ __forceinline__ void wgmma_settle(float (&d)[Count]) {
+#pragma unroll
+  for (float& value : d) asm volatile("" : "+f"(value)::"memory");
+}
+
+/// The 128 threads of a warpgroup meet; warpgroups of a CTA use different ids in 1..15.
+__device__ __forceinline__ void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+
 }  // namespace dsacore::cuda
