@@ -27,7 +27,7 @@ ldd "${programs[@]}" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   done
 
 cp scripts/gpu-test.sh "$bundle/"
-[ ! -d ci/sanitizer ] || cp -r ci/sanitizer "$bundle/suppressions"
+cp -r ci/sanitizer "$bundle/"
 {
   echo "commit $(git rev-parse --short HEAD)$(git diff --quiet HEAD || echo ', changed')"
   nvcc --version | tail -n 2 | head -n 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests a bundle (scripts/bundle.sh) on a machine with a GPU of compute capability 9.0; needs nothing else there but
-# compute-sanitizer. A part runs its share of every program's tests, then the tests named Small under each sanitizer, side by
-# side, and ends within 8 minutes.
+# compute-sanitizer. A part runs its share of every program's tests, then that of the small ones (ci/sanitizer/filters.txt)
+# under each sanitizer, side by side, and ends within 8 minutes.
 #   scripts/gpu-test.sh --bundle FILE [--part I/N] [--out DIR] [--no-sanitizers]
 #   scripts/gpu-test.sh --join DIR     puts the summaries of all parts together that were collected in DIR
 # DIR (gpu-test) gets summary.IofN.txt, a line a test: what became of it, the tool, the program, its name, milliseconds;
@@ -98,15 +98,17 @@ for program in $(cd "$root/bin" && ls cuda_*_test); do run_program plain "$progr
 if [ "$sanitize" = yes ]; then
   sanitizer=$(command -v compute-sanitizer || find /usr/local -path '*/bin/compute-sanitizer' 2>/dev/null | tail -n 1)
   [ -n "$sanitizer" ] || { echo "no compute-sanitizer here; see --no-sanitizers" >&2; exit 1; }
-  only='*Small*'
   at_once=$(($(nproc) > 16 ? 16 : $(nproc)))
   for tool in "${tools[@]}"; do
     options=(--tool "$tool" --error-exitcode 99)
-    # One entry a finding that is the tool's own, each with its reason; see ci/sanitizer.
-    [ ! -f "$root/suppressions/$tool.xml" ] || options+=(--suppressions "$root/suppressions/$tool.xml")
+    # One entry a finding that is the tool's own, each with its reason.
+    [ ! -f "$root/sanitizer/$tool.xml" ] || options+=(--suppressions "$root/sanitizer/$tool.xml")
     for program in $(cd "$root/bin" && ls cuda_*_test); do
+      only=$(awk -v program="$program" '$1 == program { print $2 }' "$root/sanitizer/filters.txt")
+      only=${only:-*Small*}
+      [ "$only" != none ] || continue
       if ! env LD_LIBRARY_PATH="$root/lib" "$root/bin/$program" --gtest_list_tests --gtest_filter="$only" | grep -q '^  '; then
-        echo "FAILED $tool $program (no test is named Small)" >>"$summary"
+        echo "FAILED $tool $program (no test is named $only)" >>"$summary"
         continue
       fi
       while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done

@@ -339,12 +339,12 @@ TEST(Pad, SmallWritesWhatEmptyRowsHold) {
   for (const auto& [rows, live, heads, topk] : {std::tuple{4, 1, 3, 16}, {8, 8, 2, 512}, {9, 0, 5, 100}}) {
     std::vector<std::unique_ptr<DeviceBuffer>> keep;
     const PadArgs args{.live_rows = live,
-                             .topk_tokens = poisoned<int32_t>(keep, rows, topk),
-                             .topk_rows = poisoned<int32_t>(keep, rows, topk),
-                             .valid = poisoned<int32_t>(keep, rows),
-                             .latent = poisoned<BFloat16>(keep, rows, heads, kLatent),
-                             .lse = poisoned<float>(keep, rows, heads),
-                             .out = poisoned<BFloat16>(keep, rows, heads * kValue)};
+                       .topk_tokens = poisoned<int32_t>(keep, rows, topk),
+                       .topk_rows = poisoned<int32_t>(keep, rows, topk),
+                       .valid = poisoned<int32_t>(keep, rows),
+                       .latent = poisoned<BFloat16>(keep, rows, heads, kLatent),
+                       .lse = poisoned<float>(keep, rows, heads),
+                       .out = poisoned<BFloat16>(keep, rows, heads * kValue)};
     cuda::enqueue_pad(args, {{}, nullptr, nullptr, {}});
     expect_rows(fetch(args.topk_tokens), topk, live, -1, "topk_tokens");
     expect_rows(fetch(args.topk_rows), topk, live, -1, "topk_rows");

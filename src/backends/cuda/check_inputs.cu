@@ -1,8 +1,8 @@
 // The input check's kernel (check_inputs.h says what it is for).
-// Work is cut into units: one for the slots, and 2048 table entries of a request each. A unit's offenders are ordered
-// numbers, of which the largest is the first offender; the last block to finish reads it, fills the record and the
-// checked copies. Bounds: 4 bytes a table entry: 1 MB at 64 requests of 256K tokens; below that a kernel's start and
-// one atomic a block.
+// Work is cut into units: one for each kind of slots, and 2048 table entries of a request each. A unit's offenders are
+// ordered numbers, of which the largest is the first offender; the last block to finish reads it, fills the record and
+// the checked copies. Bounds: 4 bytes a table entry: 1 MB at 64 requests of 256K tokens; below that a kernel's start
+// and one atomic a block.
 #include <algorithm>
 
 #include "backends/cuda/check_inputs.h"
@@ -15,7 +15,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kUnitEntries = 2048;
-constexpr int kMaxBlocks = 264;
+constexpr int kMaxBlocks = 1056;  // resident at once on 132 SMs
+constexpr int kSlotUnits = 2;
 static_assert(kThreads >= kMaxRows, "one thread a slot");
 
 /// An offender as a number: the larger, the sooner it is reported; 0 is none.
@@ -130,6 +131,13 @@ __device__ Offender first_of_block(Offender found) {
   return found;
 }
 
+/// Counts a block: what it wrote before is visible to the one that counts after it.
+__device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 /// What was found at an offender's place.
 __device__ int64_t value_at(const InputCheckArgs& p, OffenderPlace place) {
   switch (place.check) {
@@ -171,28 +179,29 @@ __device__ void conclude(const InputCheckArgs& p, Offender found) {
 __global__ void __launch_bounds__(kThreads)
     check_inputs(const __grid_constant__ InputCheckArgs p, int units, int parts) {
   __shared__ bool last;
+  __shared__ Offender of_all;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   Offender found = 0;
   for (int unit = int(blockIdx.x); unit < units; unit += int(gridDim.x)) {
     if (unit == 0) {
       found = max(found, check_slots(p.slots, p.kv.pages * p.kv.page, InputCheck::kSlot, InputCheck::kSlotTwice));
+    } else if (unit == 1) {
       found = max(found, check_slots(p.index_slots, p.index.pages * kIndexPage, InputCheck::kIndexSlot,
                                      InputCheck::kIndexSlotTwice));
     } else {
-      found = max(found, check_request(p, (unit - 1) / parts, (unit - 1) % parts * kUnitEntries));
+      found = max(found, check_request(p, (unit - kSlotUnits) / parts, (unit - kSlotUnits) % parts * kUnitEntries));
     }
   }
   found = first_of_block(found);
   if (threadIdx.x == 0) {
     auto* first = reinterpret_cast<unsigned long long*>(&p.record->first);
     if (found != 0) atomicMax(first, found);
-    __threadfence();
-    last = atomicAdd(&p.record->arrived, 1u) == gridDim.x - 1;
-    __threadfence();
+    last = arrive(&p.record->arrived) == gridDim.x - 1;
+    if (last) of_all = *static_cast<volatile Offender*>(first);
   }
   __syncthreads();
-  if (last) conclude(p, *const_cast<volatile uint64_t*>(&p.record->first));
+  if (last) conclude(p, of_all);
 }
 
 }  // namespace
@@ -205,7 +214,7 @@ void enqueue_input_check(const InputCheckArgs& args, const Workspace& workspace)
     entries = std::max(entries, index_entries);
   }
   const int64_t parts = std::max<int64_t>(1, (entries + kUnitEntries - 1) / kUnitEntries);
-  const int64_t units = 1 + requests * parts;
+  const int64_t units = kSlotUnits + requests * parts;
   launch(check_inputs, {.grid = dim3(unsigned(std::min<int64_t>(units, kMaxBlocks))), .block = dim3(kThreads)},
          workspace, args, int(units), int(parts));
 }

@@ -1,17 +1,15 @@
 // value, `fused`: step 12 of the specification in one kernel.
 // latent -> registers | W_UV slice, in registers since before the wait -> partial sums -> v, rounded -> gate -> out
 //
-// A CTA owns `Columns` of a head's 128 columns and a tile of rows. Its 8 warps split the 512 latent values, 64 each, so
-// that every weight and every latent value enters the CTA once, straight into the fragments of mma.sync: a lane's 16
-// bytes are 8 neighbouring latent values, which two products take in the same order on both sides. Shared memory holds
-// only the 8 partial sums of an output, which are added in the order of the warps: a row's bits depend on neither the
-// tile nor its neighbours.
+// A CTA owns `Columns` of a head's 128 columns and a tile of rows. Its 8 warps split the 512 latent values, 64 each,
+// so that every weight and every latent value enters the CTA once, straight into the fragments of mma.sync: a lane's
+// 16 bytes are 8 neighbouring latent values, which two products take in the same order on both sides. Shared memory
+// holds only the 8 partial sums of an output, which are added in the order of the warps: a row's bits depend on
+// neither the tile nor its neighbours.
 //
 // Bounds: few heads and rows (12 heads: 1.6 MB of weights, 0.35 us, fetched before the wait): the latency of one read
-// from L2, 4 dependent products, one barrier, one store. 96 heads: the 12.6 MB of weights, 2.8 us. Many rows: the way
-// from L2, (Columns + rows) KB a CTA, and the products.
-#include <algorithm>
-
+// from L2, 4 dependent products, one barrier, one store. 96 heads: the 12.6 MB of weights, 2.8 us. Many rows: the
+// latency of a group of rows, a CTA's groups following each other.
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/mma.cuh"
@@ -56,7 +54,8 @@ __device__ __forceinline__ uint4 load_weights(const BFloat16* at) {
   return v;
 }
 
-/// One lane's share of 8 columns: column `lane / 4`, and of each half of the chunk the 8 values from `lane % 4 * 8` on.
+/// One lane's share of 8 columns: column `lane / 4`, and of each half of the chunk the 8 values from `lane % 4 * 8`
+/// on.
 struct Strip {
   uint4 weights[kHalves];
 };
@@ -77,22 +76,20 @@ struct OutputPairs {
   int row;     // of the group; past it where there is nothing to do
   int column;  // of the slice
 
-  __device__ __forceinline__ explicit OutputPairs(int thread) : row(thread / kPerRow), column(thread % kPerRow * 2) {}
+  __device__ __forceinline__ explicit OutputPairs(uint32_t thread)
+      : row(int(thread / kPerRow)), column(int(thread % kPerRow * 2)) {}
 };
 
-/// One lane's share of a group of rows, `lane / 4` and 8 on, and the gates of the pairs that its thread finishes.
-/// Loaded a group ahead.
-template <int Columns>
+/// One lane's share of a group of rows, `lane / 4` and 8 on. Loaded a group ahead.
 struct RowGroup {
   uint4 low[kHalves];
   uint4 high[kHalves];
-  Bf16Pair gate[OutputPairs<Columns>::kCount];
 };
 
 /// Sums of this warp's 64 latent values for 16 rows and `Strips` strips of columns from `first` on.
-template <int Strips, int Columns>
-__device__ __forceinline__ void multiply(float (&sum)[Strips][4], const RowGroup<Columns>& rows,
-                                         const Strip (&strips)[Columns / kStrip], int first) {
+template <int Strips, int All>
+__device__ __forceinline__ void multiply(float (&sum)[Strips][4], const RowGroup& rows, const Strip (&strips)[All],
+                                         int first) {
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     const uint4 low = rows.low[h];
@@ -126,27 +123,29 @@ __device__ __forceinline__ Bf16Pair add_up(const Partials<Columns>& partials, in
 /// As many CTAs an SM as the registers of a slice allow.
 constexpr int min_ctas(int columns) { return columns == 16 ? 4 : columns == 32 ? 3 : 2; }
 
-/// `Aligned`: the pairs of gate and out lie on words.
-template <int Columns, bool Aligned>
-__global__ void __launch_bounds__(kThreads, min_ctas(Columns)) value_fused(const __grid_constant__ FusedParameters p) {
+/// `Aligned`: the pairs of gate and out lie on words. `Gated`: there is a gate.
+template <int Columns, bool Aligned, bool Gated>
+__global__ void __launch_bounds__(kThreads, Gated ? min_ctas(Columns) : 2)
+    value_fused(const __grid_constant__ FusedParameters p) {
   using Pairs = OutputPairs<Columns>;
   constexpr int kSlices = kValue / Columns;
   constexpr int kStrips = Columns / kStrip;
   constexpr int kAtOnce = 2;  // strips whose sums are in registers together
   __shared__ __align__(16) Partials<Columns> partials;
   __shared__ bool live[kMaxRows];  // the tile's rows are set
-  const int lane = int(threadIdx.x) % 32;
-  const int warp = int(threadIdx.x) / 32;
+  const int warp = int(threadIdx.x / 32);
+  const int lane_row = int(threadIdx.x % 32 / 4);
+  const int lane_part = int(threadIdx.x % 4);
   const int slice = int(blockIdx.x) / p.tiles % kSlices;
   const int head = int(blockIdx.x) / p.tiles / kSlices;
   const int first_row = int(blockIdx.x) % p.tiles * p.tile_rows;
   const int end_row = min(first_row + p.tile_rows, p.rows);
-  const uint32_t in_row = warp * kChunk + lane % 4 * 8;  // where a lane's 16 bytes lie in a latent row, weights and values
-  const Pairs pairs(int(threadIdx.x));
+  const uint32_t in_row = warp * kChunk + lane_part * 8;  // where a lane's 16 bytes lie in a latent row and in W_UV's
+  const Pairs pairs(threadIdx.x);
   const int column = head * kValue + slice * Columns + pairs.column;
 
   Strip strips[kStrips];
-  const BFloat16* weights = p.w_uv + int64_t(head) * p.head_pitch + (slice * Columns + lane / 4) * kLatent + in_row;
+  const BFloat16* weights = p.w_uv + int64_t(head) * p.head_pitch + (slice * Columns + lane_row) * kLatent + in_row;
 #pragma unroll
   for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
@@ -157,27 +156,29 @@ __global__ void __launch_bounds__(kThreads, min_ctas(Columns)) value_fused(const
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  const auto fetch = [&](int group_row) {
-    RowGroup<Columns> group;
+  const auto fetch_rows = [&](int group_row) {
+    RowGroup group;
     // Rows past the last one repeat it: nobody takes their sums.
-    const uint32_t low = uint32_t(min(group_row + lane / 4, end_row - 1)) * p.latent_pitch + latent_at;
-    const uint32_t high = uint32_t(min(group_row + lane / 4 + kGroup / 2, end_row - 1)) * p.latent_pitch + latent_at;
+    const uint32_t low = uint32_t(min(group_row + lane_row, end_row - 1)) * p.latent_pitch + latent_at;
+    const uint32_t high = uint32_t(min(group_row + lane_row + kGroup / 2, end_row - 1)) * p.latent_pitch + latent_at;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       group.low[h] = *reinterpret_cast<const uint4*>(p.latent + low + h * 32);
       group.high[h] = *reinterpret_cast<const uint4*>(p.latent + high + h * 32);
     }
-    if (p.gate != nullptr) {
-#pragma unroll
-      for (int i = 0; i < Pairs::kCount; ++i) {
-        const uint32_t row = uint32_t(min(group_row + pairs.row + i * Pairs::kRowsApart, end_row - 1));
-        group.gate[i] = load_pair(p.gate + (row * p.gate_pitch + column), Aligned);
-      }
-    }
     return group;
   };
+  Bf16Pair gates[Pairs::kCount];
+  const auto fetch_gates = [&](int group_row) {
+#pragma unroll
+    for (int i = 0; i < Pairs::kCount; ++i) {
+      const uint32_t row = uint32_t(min(group_row + pairs.row + i * Pairs::kRowsApart, end_row - 1));
+      if constexpr (Gated) gates[i] = load_pair(p.gate + (row * p.gate_pitch + column), Aligned);
+    }
+  };
 
-  RowGroup<Columns> group = fetch(first_row);
+  RowGroup group = fetch_rows(first_row);
+  fetch_gates(first_row);
   if (const int row = first_row + int(threadIdx.x); row < end_row) live[row] = p.live(row);
 #pragma unroll 1
   for (int group_row = first_row; group_row < end_row; group_row += kGroup) {
@@ -188,31 +189,46 @@ __global__ void __launch_bounds__(kThreads, min_ctas(Columns)) value_fused(const
       multiply(sum, group, strips, first);
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s) {
-        float* at = &partials.sum[warp][lane / 4][(first + s) * kStrip + lane % 4 * 2];
+        float* at = &partials.sum[warp][lane_row][(first + s) * kStrip + lane_part * 2];
         *reinterpret_cast<float2*>(at) = {sum[s][0], sum[s][1]};
         *reinterpret_cast<float2*>(at + kGroup / 2 * (Columns + 8)) = {sum[s][2], sum[s][3]};
       }
     }
-    const RowGroup<Columns> done = group;
-    if (group_row + kGroup < end_row) group = fetch(group_row + kGroup);
+    if (group_row + kGroup < end_row) group = fetch_rows(group_row + kGroup);
     __syncthreads();
+    if (!Pairs::kAllThreads && pairs.row >= kGroup) continue;
+    // Pairs past the last row are made too, from sums that nobody else takes, so that all of a thread's go side by
+    // side.
+    Bf16Pair result[Pairs::kCount];
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) {
-      const int in_group = pairs.row + i * Pairs::kRowsApart;
-      const int row = group_row + in_group;
-      if ((!Pairs::kAllThreads && in_group >= kGroup) || row >= end_row) continue;
-      Bf16Pair v = add_up(partials, in_group, pairs.column);
-      if (p.gate != nullptr) v = gated(v, done.gate[i]);
-      store_pair(p.out + (uint32_t(row) * p.out_pitch + column), live[row] ? v : Bf16Pair{0}, Aligned);
+      result[i] = add_up(partials, pairs.row + i * Pairs::kRowsApart, pairs.column);
     }
+#pragma unroll
+    for (int i = 0; i < Pairs::kCount; ++i) {
+      if constexpr (Gated) result[i] = gated(result[i], gates[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < Pairs::kCount; ++i) {
+      const int row = group_row + pairs.row + i * Pairs::kRowsApart;
+      if (row >= end_row) continue;
+      store_pair(p.out + (uint32_t(row) * p.out_pitch + column), live[row] ? result[i] : Bf16Pair{0}, Aligned);
+    }
+    fetch_gates(group_row + kGroup);
   }
 }
 
 using FusedKernel = void (*)(FusedParameters);
 
-template <bool Aligned>
-FusedKernel kernel_of(int columns) {
-  return columns == 16 ? value_fused<16, Aligned> : columns == 32 ? value_fused<32, Aligned> : value_fused<64, Aligned>;
+template <int Columns>
+FusedKernel kernel_of_slice(bool aligned, bool gated) {
+  if (gated) return aligned ? value_fused<Columns, true, true> : value_fused<Columns, false, true>;
+  return aligned ? value_fused<Columns, true, false> : value_fused<Columns, false, false>;
+}
+FusedKernel kernel_of(int columns, bool aligned, bool gated) {
+  return columns == 16   ? kernel_of_slice<16>(aligned, gated)
+         : columns == 32 ? kernel_of_slice<32>(aligned, gated)
+                         : kernel_of_slice<64>(aligned, gated);
 }
 
 // ---- choice of the tile ----
@@ -222,24 +238,33 @@ struct Tile {
   int rows;
 };
 
-/// The tile with the shortest time on the busiest SM, counting 16 clocks a KB from L2 (64 bytes a clock) for the slice
-/// of W_UV and the rows, 6 clocks a product on each of the 4 tensor cores, and 300 clocks a group of rows for its way
-/// through the barriers. Square tiles move the least; few heads and rows take the narrowest slice, so that they reach
-/// every SM.
-Tile choose_tile(int64_t heads, int64_t rows) {
+/// The shortest tile of rows with which all CTAs of a slice's width are on the chip together; nothing where there is
+/// none.
+Tile resident_tile(int columns, int64_t heads, int64_t rows) {
   constexpr int64_t kSms = 132;
-  constexpr Tile kTiles[] = {{16, 16}, {16, 32}, {16, 64}, {32, 16},  {32, 32}, {32, 64},
-                             {64, 16}, {64, 32}, {64, 64}, {64, 128}, {64, 256}};
-  const auto clocks = [&](Tile t) {
-    const int64_t ctas = heads * (kValue / t.columns) * ((rows + t.rows - 1) / t.rows);
-    const int64_t tile_rows = std::min<int64_t>(t.rows, rows);
-    const int64_t groups = (tile_rows + kGroup - 1) / kGroup;
-    const int64_t on_busiest = (ctas + kSms - 1) / kSms;
-    const int64_t waves = (on_busiest + min_ctas(t.columns) - 1) / min_ctas(t.columns);
-    return on_busiest * std::max<int64_t>(16 * (t.columns + tile_rows), groups * t.columns * 4) +
-           waves * (1000 + 300 * groups);
-  };
-  return *std::min_element(std::begin(kTiles), std::end(kTiles), [&](Tile a, Tile b) { return clocks(a) < clocks(b); });
+  for (int tile_rows = kGroup; tile_rows <= kMaxRows; tile_rows *= 2) {
+    const int64_t ctas = heads * (kValue / columns) * ((rows + tile_rows - 1) / tile_rows);
+    if (ctas <= kSms * min_ctas(columns)) return {columns, tile_rows};
+  }
+  return {};
+}
+
+/// A group of 16 rows takes a CTA 0.5, 0.6 or 1.0 us (16, 32, 64 columns; measured on an H200), most of it latency, so
+/// that rows go to different CTAs before they follow each other in one. Wide slices read the rows less often and are
+/// taken where they still reach most SMs; where many rows follow each other, 32 columns let more warps hide the
+/// latency.
+Tile choose_tile(int64_t heads, int64_t rows) {
+  constexpr int64_t kEnoughCtas = 96;
+  constexpr int kManyRows = 64;
+  constexpr Tile kManyHeads = {64, 64};  // several waves
+  const Tile wide = resident_tile(64, heads, rows);
+  const Tile half = resident_tile(32, heads, rows);
+  if (wide.columns == 0) return kManyHeads;
+  if (wide.rows >= kManyRows) return half.columns != 0 && half.rows <= wide.rows ? half : wide;
+  const auto ctas = [&](Tile t) { return heads * (kValue / t.columns) * ((rows + t.rows - 1) / t.rows); };
+  if (ctas(wide) >= kEnoughCtas) return wide;
+  if (half.columns != 0 && ctas(half) >= kEnoughCtas) return half;
+  return resident_tile(16, heads, rows);
 }
 
 }  // namespace
@@ -265,7 +290,7 @@ void run_fused_value(const ValueArgs& args, const Workspace& workspace) {
       .tiles = tiles,
   };
   const bool aligned = has_aligned_pairs(args.gate) && has_aligned_pairs(args.out);
-  const FusedKernel kernel = aligned ? kernel_of<true>(tile.columns) : kernel_of<false>(tile.columns);
+  const FusedKernel kernel = kernel_of(tile.columns, aligned, !args.gate.empty());
   launch(kernel, {.grid = dim3(unsigned(heads * (kValue / tile.columns) * tiles)), .block = dim3(kThreads)}, workspace,
          parameters);
 }
