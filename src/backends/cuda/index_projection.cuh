@@ -66,10 +66,10 @@ struct HeadOutput {
   View<float, 2> head_weights;
   float softmax_scale, head_scale;
 
-  __device__ __forceinline__ float wv(int64_t row, int head) const { return to_float(projected(row, wv_at + head)); }
+  __device__ __forceinline__ BFloat16 wv(int64_t row, int head) const { return projected(row, wv_at + head); }
 
   /// Finishes a head from its 128 values before their rounding to BF16, lane l of the warp having 4 l .. 4 l + 3.
-  __device__ __forceinline__ void finish(int64_t row, int head, const float4& sums, float wv, int lane) const {
+  __device__ __forceinline__ void finish(int64_t row, int head, const float4& sums, BFloat16 wv, int lane) const {
     const uint32_t pairs[2] = {pack_bf16(sums.x, sums.y), pack_bf16(sums.z, sums.w)};
     const float iq[kValuesPerLane] = {low_bf16(pairs[0]), high_bf16(pairs[0]), low_bf16(pairs[1]), high_bf16(pairs[1])};
     const float amax = fmaxf(largest_of_lanes<32>(largest_magnitude(iq)), 1e-10f);
@@ -77,7 +77,7 @@ struct HeadOutput {
     const float scale = ue8m0_to_float(scale_code);
     const uint32_t codes = scaled_codes(iq, scale_code);
     reinterpret_cast<uint32_t*>(index_query.row(row, head))[lane] = codes;
-    if (lane == 0) head_weights(row, head) = wv * scale * softmax_scale * head_scale;
+    if (lane == 0) head_weights(row, head) = to_float(wv) * scale * softmax_scale * head_scale;
   }
 };
 

@@ -162,7 +162,10 @@ class StoredActivations {
 
  public:
   __device__ StoredActivations(const FrontArguments& a, const Place& place) : a_(a), place_(place) {
-    if (threadIdx.x == 0) prefetch_map(a.q_c);
+    if (threadIdx.x == 0) {
+      prefetch_map(a.q_c);
+      prefetch_box_l2(a.q_c, place.part.first * kNormBlock, 0);  // has the address translated in time
+    }
   }
 
   /// Rows `first` and up. The CTA may multiply when it returns.
@@ -364,7 +367,7 @@ class Finish {
       : a_(a), place_(place), first_(first), live_(live), head_(head) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      wv_[turn] = token(turn) < live ? a.output.wv(first + token(turn), head) : 0;
+      wv_[turn] = token(turn) < live ? a.output.wv(first + token(turn), head) : BFloat16{};
     }
   }
 
@@ -391,7 +394,7 @@ class Finish {
   const FrontArguments& a_;
   const FrontPlace<Tokens, PartBlocks>& place_;
   int first_, live_, head_;
-  float wv_[kTurns];
+  BFloat16 wv_[kTurns];
 };
 
 template <int Tokens, int PartBlocks, template <int, int> class Activations>

@@ -48,6 +48,7 @@ struct FrontKernel {
 template <template <int, int> class Activations>
 void run_front_kernel(const IndexProjectionArgs& args, const Workspace& workspace) {
   const int64_t rows = args.projected.extent(0);
+  if (rows == 0) return;
   if (args.model->sizes.q_lora <= 3 * kParts * kNormBlock) {
     if (rows <= 8) return FrontKernel<8, 3, Activations>::launch_it(args, workspace);
     if (rows <= 16) return FrontKernel<16, 3, Activations>::launch_it(args, workspace);

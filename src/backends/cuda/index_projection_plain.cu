@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(kFinishThreads) index_finish(const __grid_cons
 void run_plain(const IndexProjectionArgs& args, const Workspace& workspace) {
   const LayerSizes& sizes = args.model->sizes;
   const int rows = int(args.projected.extent(0)), heads = sizes.index_heads;
+  if (rows == 0) return;
   auto* iq = reinterpret_cast<BFloat16*>(workspace.scratch.data());
   const ProductArguments product = {
       .weights = tensor_map(args.model->w_iq.data(), int64_t(heads) * kIndexDim, sizes.q_lora, sizes.q_lora, kIndexDim),
