@@ -18,7 +18,8 @@ __global__ void spin(long long clocks) {
 
 void enqueue_spin(double us, Queue queue) {
   constexpr double kClocksPerUs = 1980;
-  cuda::launch(spin, {.grid = dim3(132), .block = dim3(256)}, Workspace{.scratch = {}, .threads = nullptr, .target = nullptr, .queue = queue},
+  cuda::launch(spin, {.grid = dim3(132), .block = dim3(256)},
+               Workspace{.scratch = {}, .threads = nullptr, .target = nullptr, .queue = queue},
                static_cast<long long>(us * kClocksPerUs));
 }
 

@@ -11,9 +11,25 @@
 
 namespace dsacore::test {
 
-/// Microseconds a launch: a graph of `launches` calls of `enqueue(i, queue)`, median of several replays queued back to back.
+/// Enqueues a kernel of 132 blocks that occupies the chip for so many microseconds: what stands before the kernel under
+/// test in a step. spin.cu.
+void enqueue_spin(double us, Queue queue);
+
+/// Brings the clocks up, once a process: an idle chip takes some hundred milliseconds to.
+inline void warm_clocks() {
+  static const bool warm = [] {
+    for (int i = 0; i < 400; ++i) enqueue_spin(1000, {});
+    cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    return true;
+  }();
+  static_cast<void>(warm);
+}
+
+/// Microseconds a launch: a graph of `launches` calls of `enqueue(i, queue)`, median of several replays queued back to
+/// back.
 inline double graph_us(int launches, const std::function<void(int, Queue)>& enqueue, int replays = 15) {
   using cuda::check;
+  warm_clocks();
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -45,9 +61,5 @@ inline double graph_us(int launches, const std::function<void(int, Queue)>& enqu
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
 }
-
-/// Enqueues a kernel of 132 blocks that occupies the chip for so many microseconds: what stands before the kernel under
-/// test in a step. spin.cu.
-void enqueue_spin(double us, Queue queue);
 
 }  // namespace dsacore::test

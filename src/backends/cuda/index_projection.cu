@@ -26,7 +26,12 @@ int64_t no_scratch(const ShapeKey&, int) { return 0; }
 constexpr Kernel<IndexProjectionArgs> kKernels[] = {
     {"front_from_q_c", accepts, no_scratch, run_front_from_q_c, prepare_front_from_q_c},
     {"plain", accepts, plain_scratch_bytes, run_plain, prepare_plain},
-    {"front", accepts, no_scratch, run_front, prepare_front},
+    {.name = "front",
+     .accepts = accepts,
+     .scratch_bytes = no_scratch,
+     .run = run_front,
+     .prepare = prepare_front,
+     .front = true},
 };
 
 }  // namespace

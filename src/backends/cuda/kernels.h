@@ -15,5 +15,9 @@ std::span<const Kernel<IndexProjectionArgs>> index_projection_kernels();
 std::span<const Kernel<IndexerArgs>> indexer_kernels();
 std::span<const Kernel<SparseCoreArgs>> sparse_core_kernels();
 std::span<const Kernel<ValueArgs>> value_kernels();
+std::span<const Kernel<GateArgs>> gate_kernels();
+
+/// Enqueues it, if there is such a row. May stand anywhere behind the kernels that read these buffers before.
+void enqueue_pad(const PadArgs& args, const Workspace& workspace);
 
 }  // namespace dsacore::cuda

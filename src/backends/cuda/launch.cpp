@@ -9,8 +9,15 @@ void check(cudaError_t error, const char* call) {
 }
 
 void allow_shared(const void* kernel, size_t shared_bytes, bool wide_clusters) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)),
-        "cudaFuncSetAttribute");
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    const char* name = "a kernel";
+    cudaFuncGetName(&name, kernel);
+    throw Exception({ErrorCode::kDevice, std::string("shared memory of ") + name,
+                     std::to_string(shared_bytes) + " bytes", cudaGetErrorString(error)});
+  }
   if (wide_clusters) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
   }

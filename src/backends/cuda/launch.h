@@ -1,4 +1,5 @@
-// How kernels are enqueued: with programmatic dependent launch, in clusters or not, on the workspace's stream. Host side.
+// How kernels are enqueued: with programmatic dependent launch, in clusters or not, on the workspace's stream. Host
+// side.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,14 +22,14 @@ struct LaunchShape {
   int cluster = 1;          ///< CTAs along x
 };
 
-/// Enqueues a kernel that may start before the kernel ahead of it on the stream has ended: its code must wait
-/// (ptx/dependency.cuh) before it touches anything that an earlier kernel wrote or still reads.
+/// Enqueues a kernel that may start before the kernel ahead of it on the stream has ended (unless the workspace says
+/// no): its code must wait (ptx/dependency.cuh) before it touches anything that an earlier kernel wrote or still reads.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, const Workspace& workspace,
             Arguments&&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = workspace.early_start ? 1 : 0;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {unsigned(shape.cluster), 1, 1};
   cudaLaunchConfig_t config = {};

@@ -1,12 +1,10 @@
-// The RMS norm of steps 1 and 5 (spec 4) with one order of sums, whichever kernel runs it on however many threads: every
-// kernel that normalises a row gets the same bits.
+// The RMS norm of steps 1 and 5 (spec 4) with one order of sums, whichever kernel runs it on however many threads:
+// every kernel that normalises a row gets the same bits.
 //
-//   v_i     the squares of values 8 i .. 8 i + 7 of a block of 128, added in ascending order (a square of a BF16 is exact)
-//   c_q     (v_q + v_{q+4}) + (v_{q+8} + v_{q+12}), q = 0..3
-//   block   (c_0 + c_1) + (c_2 + c_3)
-//   sum     the blocks of the row from left to right
-//   factor  1 / sqrt(sum / n + eps), every step rounded to nearest
-//   out     (x * factor) * weight, two FP32 products, then BF16
+//   v_i     the squares of values 8 i .. 8 i + 7 of a block of 128, added in ascending order (a square of a BF16 is
+//   exact) c_q     (v_q + v_{q+4}) + (v_{q+8} + v_{q+12}), q = 0..3 block   (c_0 + c_1) + (c_2 + c_3) sum     the
+//   blocks of the row from left to right factor  1 / sqrt(sum / n + eps), every step rounded to nearest out     (x *
+//   factor) * weight, two FP32 products, then BF16
 #pragma once
 
 #include "backends/cuda/ptx/convert.cuh"

@@ -67,7 +67,12 @@ void run_fused(const QueryArgs& args, const Workspace& workspace) {
 
 constexpr Kernel<QueryArgs> kKernels[] = {
     {"fused", accepts_fused, no_scratch, run_fused, prepare_fused},
-    {"split", accepts_split, no_scratch, run_split, prepare_split},
+    {.name = "split",
+     .accepts = accepts_split,
+     .scratch_bytes = no_scratch,
+     .run = run_split,
+     .prepare = prepare_split,
+     .split = true},
 };
 
 }  // namespace

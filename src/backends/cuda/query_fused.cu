@@ -45,34 +45,38 @@ struct SharedPlan {
   static constexpr int kPartsAt = kQbAt;
 };
 
-/// This warp's block of 16 tokens, as mma's A: lane (r, c) has chunk c of eight values of each unit, of tokens r and r + 8.
+/// This warp's block of eight tokens, or 16, as mma's A: lane (r, c) has chunk c of eight values of each unit, of token r, and r + 8.
+template <bool Sixteen>
 struct TokenBlock {
-  uint4 low[kUnits], high[kUnits];
+  static constexpr int kHalves = Sixteen ? 2 : 1;
+  uint4 values[kHalves][kUnits];
 
   /// Tokens past the live `rows` repeat the last one.
   __device__ __forceinline__ void load(const BFloat16* from, int64_t pitch, int rows, int r, int c) {
-    const BFloat16* first = from + min(r, rows - 1) * pitch + 8 * c;
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) low[u] = load_bf16x8(first + 32 * u, true);
-    const BFloat16* second = from + min(r + 8, rows - 1) * pitch + 8 * c;
+    for (int half = 0; half < kHalves; ++half) {
+      const BFloat16* first = from + min(r + 8 * half, rows - 1) * pitch + 8 * c;
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) high[u] = rows > 8 ? load_bf16x8(second + 32 * u, true) : uint4{};
+      for (int u = 0; u < kUnits; ++u) values[half][u] = load_bf16x8(first + 32 * u, true);
+    }
   }
 
   /// Makes the compiler forget that it has unpacked the values once: it would keep both forms, and spill.
   __device__ __forceinline__ void keep_packed() {
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      asm volatile("" : "+r"(low[u].x), "+r"(low[u].y), "+r"(low[u].z), "+r"(low[u].w));
-      asm volatile("" : "+r"(high[u].x), "+r"(high[u].y), "+r"(high[u].z), "+r"(high[u].w));
+    for (int i = 0; i < kHalves * kUnits; ++i) {
+      uint4& v = values[i / kUnits][i % kUnits];
+      asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
     }
   }
 };
 
-/// `Warps` of the block; 0 where only the launch knows.
-template <int Warps>
+/// `Warps` of the block; 0 where only the launch knows. `Sixteen`: more than eight rows.
+template <int Warps, bool Sixteen>
 class FusedKernel {
   using S = SharedPlan;
+  using Tokens = TokenBlock<Sixteen>;
+  using Weights = uint4[kUnits][kRowTiles];
 
  public:
   __device__ __forceinline__ FusedKernel(const Parameters& p, char* shared)
@@ -97,11 +101,14 @@ class FusedKernel {
   __device__ __forceinline__ void run() const {
     float sums[kRowTiles][4] = {};
     {
-      TokenBlock x;
+      Tokens x;
       x.load(p_.projected.row(0) + warp_ * kNormBlock, p_.projected.stride(0), p_.rows, r(), c());
+      Weights w;
+      constexpr int kEarly = Sixteen ? 0 : 3;  // while the tokens travel, as many as there are registers for
+      if constexpr (kEarly > 0) load_weights<0, kEarly>(w);
       normalise(x);
-      weights_arrived().wait(0);
-      multiply(x, sums);
+      load_weights<kEarly, kUnits>(w);
+      multiply(x, w, sums);
     }
     __syncthreads();  // W_QB has been read
     write_parts(sums);
@@ -144,18 +151,17 @@ class FusedKernel {
   }
 
   /// Step 1: every warp its block. The first head's cluster writes q_c, each CTA some of the tokens.
-  __device__ __forceinline__ void normalise(TokenBlock& x) const {
+  __device__ __forceinline__ void normalise(Tokens& x) const {
     float* sums = reinterpret_cast<float*>(shared_ + S::kSumsAt);
     const auto block_of = [](const uint4(&v)[kUnits]) {
       float sum = (sum_of_squares(v[0]) + sum_of_squares(v[1])) + (sum_of_squares(v[2]) + sum_of_squares(v[3]));
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       return sum + __shfl_xor_sync(kAllLanes, sum, 2);
     };
-    const float low = block_of(x.low);
-    if (c() == 0) sums[r() * S::kSumsPitch + warp_] = low;
-    if (p_.rows > 8) {
-      const float high = block_of(x.high);
-      if (c() == 0) sums[(r() + 8) * S::kSumsPitch + warp_] = high;
+#pragma unroll
+    for (int half = 0; half < Tokens::kHalves; ++half) {
+      const float block = block_of(x.values[half]);
+      if (c() == 0) sums[(r() + 8 * half) * S::kSumsPitch + warp_] = block;
     }
     x.keep_packed();
     async_wait<0>();  // the norm's weights and W_UK are there
@@ -172,8 +178,11 @@ class FusedKernel {
       if (i + 3 < warps()) sum += four.w;
     }
     const float factor = norm_factor(sum, warps(), p_.eps);
-    finish_norm(x.low, __shfl_sync(kAllLanes, factor, r()), r());
-    if (p_.rows > 8) finish_norm(x.high, __shfl_sync(kAllLanes, factor, r() + 8), r() + 8);
+#pragma unroll
+    for (int half = 0; half < Tokens::kHalves; ++half) {
+      const int token = r() + 8 * half;
+      finish_norm(x.values[half], __shfl_sync(kAllLanes, factor, token), token);
+    }
   }
   __device__ __forceinline__ void finish_norm(uint4 (&v)[kUnits], float factor, int token) const {
     const uint4* weights = reinterpret_cast<const uint4*>(shared_ + plan_.norm_at) + warp_ * (kNormBlock / 8) + c();
@@ -185,20 +194,30 @@ class FusedKernel {
     for (int u = 0; u < kUnits; ++u) to[4 * u] = v[u];
   }
 
-  /// Step 2 over this warp's block: W_QB is mma's B, row tile t eight of its rows, in lane (r, c) chunk c of row r.
-  __device__ __forceinline__ void multiply(const TokenBlock& x, float (&sums)[kRowTiles][4]) const {
+  /// This warp's block of W_QB, as mma's B: row tile t is eight rows, in lane (r, c) chunk c of row r.
+  template <int Begin, int End>
+  __device__ __forceinline__ void load_weights(Weights& w) const {
+    weights_arrived().wait(0);
     const char* w_qb = shared_ + S::kQbAt + r() * plan_.qb_pitch + warp_ * (kNormBlock * 2) + c() * 16;
 #pragma unroll
+    for (int u = Begin; u < End; ++u) {
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) w[u][t] = *reinterpret_cast<const uint4*>(w_qb + 8 * t * plan_.qb_pitch + 64 * u);
+    }
+  }
+
+  /// Step 2 over this warp's block.
+  __device__ __forceinline__ void multiply(const Tokens& x, const Weights& w, float (&sums)[kRowTiles][4]) const {
+#pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const uint32_t even[4] = {x.low[u].x, x.high[u].x, x.low[u].y, x.high[u].y};
-      const uint32_t odd[4] = {x.low[u].z, x.high[u].z, x.low[u].w, x.high[u].w};
-      uint4 w[kRowTiles];
+      const uint4& low = x.values[0][u];
+      const uint4 high = Sixteen ? x.values[Tokens::kHalves - 1][u] : uint4{};
+      const uint32_t even[4] = {low.x, high.x, low.y, high.y};
+      const uint32_t odd[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) w[t] = *reinterpret_cast<const uint4*>(w_qb + 8 * t * plan_.qb_pitch + 64 * u);
+      for (int t = 0; t < kRowTiles; ++t) mma_bf16(sums[t], even, w[u][t].x, w[u][t].y);
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) mma_bf16(sums[t], even, w[t].x, w[t].y);
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) mma_bf16(sums[t], odd, w[t].z, w[t].w);
+      for (int t = 0; t < kRowTiles; ++t) mma_bf16(sums[t], odd, w[u][t].z, w[u][t].w);
     }
   }
 
@@ -314,32 +333,39 @@ __device__ __forceinline__ void insert_rows(const Parameters& p) {
 }
 
 /// Grid: a cluster a head, then clusters whose warps insert a row each. Block: a warp for every 128 of q_lora.
-template <int Warps, int MaxWarps, int CtasAnSm>
+template <int Warps, bool Sixteen, int MaxWarps, int CtasAnSm>
 __global__ void __launch_bounds__(32 * MaxWarps, CtasAnSm) query_fused(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(16) char shared[];
   if (int(blockIdx.x) >= p.heads * kCluster) return insert_rows(p);
-  const FusedKernel<Warps> kernel(p, shared);
+  const FusedKernel<Warps, Sixteen> kernel(p, shared);
   kernel.prepare();
   wait_for_earlier_kernels();
   let_next_kernel_start();
   kernel.run();
 }
 
+using Kernel = void (*)(Parameters);
+
 /// q_lora 1536 lets two CTAs share an SM.
-auto kernel_of(int q_lora) {
+template <bool Sixteen>
+Kernel kernel_of(int q_lora) {
   constexpr int kMaxWarps = kMaxQLora / kNormBlock;
-  return q_lora == 1536 ? query_fused<12, 12, 2> : query_fused<0, kMaxWarps, 1>;
+  return q_lora == 1536 ? query_fused<12, Sixteen, 12, 2> : query_fused<0, Sixteen, kMaxWarps, 1>;
 }
 
 }  // namespace
 
-void prepare_fused(int q_lora) { allow_shared(kernel_of(q_lora), size_t(SharedPlan(q_lora).bytes)); }
+void prepare_fused(int q_lora) {
+  for (const Kernel kernel : {kernel_of<false>(q_lora), kernel_of<true>(q_lora)}) {
+    allow_shared(kernel, size_t(SharedPlan(q_lora).bytes));
+  }
+}
 
 void enqueue_fused(const Parameters& p, const Workspace& workspace) {
   const int warps = p.q_lora / kNormBlock;
   const int rows_of_cluster = kCluster * warps;
   const int inserting = (p.rows + rows_of_cluster - 1) / rows_of_cluster;
-  launch(kernel_of(p.q_lora),
+  launch(p.rows > 8 ? kernel_of<true>(p.q_lora) : kernel_of<false>(p.q_lora),
          {.grid = dim3(unsigned((p.heads + inserting) * kCluster)),
           .block = dim3(unsigned(32 * warps)),
           .shared_bytes = size_t(SharedPlan(p.q_lora).bytes),

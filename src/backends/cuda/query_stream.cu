@@ -4,10 +4,11 @@
 //   W_QB, q_c -> ring in shared memory -> wgmma -> x -> nope tile in shared memory, pe to the query row
 //   W_UK      -> the same ring         -> wgmma with the nope tile -> query row
 //
-// Three warpgroups (in one CTA or three) have 64 of the head's 192 rows of W_QB each, then two or three of the eight 64-wide
-// parts of the latent; weights are wgmma's A, tokens N. One more warp fills the ring by tensor maps, weights before the wait for
-// earlier kernels. Bound by bytes: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us at 4.5 TB/s, against 5.7 us of wgmma at
-// 64 rows; above 128 rows the weights are read again. At 12 heads 8.7 MB of weights, and 196 KB of q_c a CTA from L2 at 64 rows.
+// Three parties (warpgroups of one CTA; or CTAs, of two warpgroups that take turns) have 64 of the head's 192 rows of W_QB each,
+// then two or three of the eight 64-wide parts of the latent; weights are wgmma's A, tokens N. One more warp fills the ring by
+// tensor maps, weights before the wait for earlier kernels. Bound by bytes: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us
+// at 4.5 TB/s, against 5.7 us of wgmma at 64 rows; above 128 rows the weights are read again. At 12 heads 8.7 MB of weights, and
+// 196 KB of q_c a CTA from L2 at 64 rows.
 #include <array>
 
 #include "backends/cuda/launch.h"
@@ -30,7 +31,7 @@ constexpr int kPart = 64;         // rows of a warpgroup: wgmma's M
 constexpr int kParts = kLatent / kPart;
 constexpr int kLineBytes = 128;   // of 64 values, swizzled
 constexpr int kPartBytes = kNope * kLineBytes;  // 64 columns of W_UK
-constexpr uint32_t kNopeReady = 1, kNopeFree = 2;  // named barriers
+constexpr uint32_t kNopeReady = 1, kNopeFree = 2, kTeamDone = 3;  // named barriers
 
 struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;
@@ -39,19 +40,23 @@ struct StreamMaps {
 /// N tokens at once, `Ctas` CTAs a head, `CtasAnSm` of them on an SM.
 template <int N, int Ctas, int CtasAnSm>
 struct StreamShape {
-  static constexpr int kGroups = kParties / Ctas;  // warpgroups of a CTA
-  static constexpr int kMathThreads = kGroups * 128;
+  static constexpr int kPartiesHere = kParties / Ctas;
+  static constexpr int kTeams = Ctas == 1 ? 1 : 2;  // warpgroups of a party, which take blocks of the ring in turn
+  static constexpr int kMathThreads = kPartiesHere * kTeams * 128;
   static constexpr int kThreads = kMathThreads + 32;
-  static constexpr int kWeightRows = kGroups * kPart;
+  static constexpr int kReaders = kPartiesHere * 4;  // warps that read a block of the ring
+  static constexpr int kWeightRows = kPartiesHere * kPart;
   static constexpr int kWeightBytes = kWeightRows * kLineBytes;
   static constexpr int kTokenBytes = N * kLineBytes;
   static constexpr int kStageBytes = (kWeightBytes + kTokenBytes > kPartBytes ? kWeightBytes + kTokenBytes : kPartBytes);
   static constexpr int kNopeBytes = kNope / kChunk * kTokenBytes;
-  static constexpr int kRoom = (CtasAnSm == 1 ? 224 : 112) * 1024 - kNopeBytes;
+  static constexpr int kSumsBytes = (kTeams - 1) * kPart * N * 4;
+  static constexpr int kRoom = (CtasAnSm == 1 ? 224 : 112) * 1024 - kNopeBytes - kSumsBytes;
   static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
   static_assert(kStages >= 3);
   static constexpr int kNopeAt = kStages * kStageBytes;
-  static constexpr int kBarriersAt = kNopeAt + kNopeBytes;
+  static constexpr int kSumsAt = kNopeAt + kNopeBytes;  // of the second team, by register and thread
+  static constexpr int kBarriersAt = kSumsAt + kSumsBytes;
   static constexpr int kSharedBytes = kBarriersAt + (2 * kStages + 2) * 8;
 };
 
@@ -63,14 +68,15 @@ class StreamKernel {
 
  public:
   __device__ __forceinline__ StreamKernel(const Parameters& p, char* shared)
-      : p_(p), shared_(shared), base_(fixed_shared_address(shared)), head_(int(blockIdx.x) / Ctas), chunks_(p.q_lora / kChunk),
-        warp_(int(threadIdx.x) / 32), lane_(int(threadIdx.x) % 32), party_(kCluster ? int(cluster_rank()) : warp_ / 4) {}
+      : p_(p), shared_(shared), base_(shared_address(shared)), head_(int(blockIdx.x) / Ctas), chunks_(p.q_lora / kChunk),
+        warp_(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) / 32, 0)),  // so that the compiler knows it to be uniform
+        lane_(int(threadIdx.x) % 32), party_(kCluster ? int(blockIdx.x) % Ctas : warp_ / 4), team_(kCluster ? warp_ / 4 : 0) {}
 
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == 0) {
       for (Place at; at.turn == 0; at.advance()) {
         full(at).init(1);
-        empty(at).init(S::kMathThreads / 32);
+        empty(at).init(S::kReaders);
       }
       nope_arrived().init(1);
       nope_free().init(Ctas > 1 ? Ctas - 1 : 1);
@@ -154,20 +160,21 @@ class StreamKernel {
   __device__ __forceinline__ int first_part() const { return kCluster ? party_ : 0; }
   __device__ __forceinline__ static constexpr int part_step() { return kCluster ? kParties : 1; }
 
-  /// Step 2 of N tokens from `first` on: x of this warpgroup's rows.
+  /// Step 2 of N tokens from `first` on: x of this party's rows.
   __device__ __forceinline__ void project(int first, int tile, Place& at) const {
     float sums[N / 2];
     const uint32_t own_rows = kCluster ? 0 : uint32_t(party_) * kPart * kLineBytes;
     Place before;
     for (int chunk = 0; chunk < chunks_; ++chunk, at.advance()) {
+      if (chunk % S::kTeams != team_) continue;
       wait_full(at);
       const uint64_t a = swizzled_tile(stage(at) + own_rows), b = swizzled_tile(stage(at) + S::kWeightBytes);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < kChunk / 16; ++k) Mma::shared(sums, a + 2 * k, b + 2 * k, chunk > 0 || k > 0);
+      for (int k = 0; k < kChunk / 16; ++k) Mma::shared(sums, a + 2 * k, b + 2 * k, chunk >= S::kTeams || k > 0);
       wgmma_commit();
-      if constexpr (kCluster) {  // one warpgroup an SM: its products must follow each other closely
-        if (chunk > 0) {
+      if constexpr (kCluster) {  // two warpgroups an SM: the products must follow each other closely
+        if (chunk >= S::kTeams) {
           wgmma_wait<1>();
           release(before);
         }
@@ -180,15 +187,32 @@ class StreamKernel {
     if constexpr (kCluster) {
       wgmma_wait<0>();
       release(before);
+      add_teams(sums);
     }
-    if (party_ < kNope / kPart) {
-      if (kCluster && tile > 0) nope_free().wait(uint32_t(tile - 1) & 1);
-      write_nope(sums);
-      fence_async_proxy();
-    } else {
-      store(sums, first, kLatent);
+    if (team_ == 0) {
+      if (party_ < kNope / kPart) {
+        if (kCluster && tile > 0) nope_free().wait(uint32_t(tile - 1) & 1);
+        write_nope(sums);
+        fence_async_proxy();
+      } else {
+        store(sums, first, kLatent);
+      }
     }
     share_nope(tile);
+  }
+
+  /// Adds the second team's sums to the first's.
+  __device__ __forceinline__ void add_teams(float (&sums)[N / 2]) const {
+    float* second = reinterpret_cast<float*>(shared_ + S::kSumsAt) + int(threadIdx.x) % 128;
+    if (team_ == 1) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) second[i * 128] = sums[i];
+    }
+    named_barrier(kTeamDone, S::kMathThreads);
+    if (team_ == 0) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) sums[i] += second[i * 128];
+    }
   }
 
   /// This CTA is done with the nope tile: all its warps, then, for who sends, the others of the cluster.
@@ -223,6 +247,7 @@ class StreamKernel {
   /// Steps 3 and 4: this warpgroup's parts of the latent.
   __device__ __forceinline__ void absorb(int first, Place& at) const {
     for (int part = first_part(); part < kParts; part += part_step(), at.advance()) {
+      if (kCluster && part / kParties % S::kTeams != team_) continue;
       wait_full(at);
       if (part % kParties == party_) {
         float sums[N / 2];
@@ -263,25 +288,33 @@ class StreamKernel {
     }
   }
 
-  /// Step 4: 64 values of N query rows, from value `column` on. Lanes pair up, so that each has four neighbouring values.
+  /// Step 4: 64 values of N query rows, from value `column` on.
   __device__ __forceinline__ void store(const float (&sums)[N / 2], int first, int column) const {
     const int at = column + warp_ % 4 * 16 + lane_ % 2 * 8 + lane_ % 4 / 2 * 4;
+    const int row = first + lane_ / 4, live = p_.rows - row;
+    const int64_t eight_rows = 8 * int64_t(p_.query.heads) * kQueryRow;
+    if (p_.fp8_query) {
+      uint8_t* to = p_.query.e4m3(row, head_) + at;
+      const auto codes = [&](uint32_t v) { return pack_e4m3(low_bf16(v) * p_.q_scale_inv, high_bf16(v) * p_.q_scale_inv); };
 #pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-      const uint2 pairs = token_pairs(sums + 4 * j);
-      const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, lane_ & 1 ? pairs.x : pairs.y, 1);
-      const uint2 four = lane_ & 1 ? uint2{other, pairs.y} : uint2{pairs.x, other};
-      const int row = first + 8 * j + lane_ / 4;
-      if (row >= p_.rows) continue;
-      if (p_.fp8_query) {
-        const auto codes = [&](uint32_t v) {
-          return pack_e4m3(low_bf16(v) * p_.q_scale_inv, high_bf16(v) * p_.q_scale_inv);
-        };
-        *reinterpret_cast<uint32_t*>(p_.query.e4m3(row, head_) + at) = codes(four.x) | codes(four.y) << 16;
-      } else {
-        *reinterpret_cast<uint2*>(p_.query.bf16(row, head_) + at) = four;
+      for (int j = 0; j < N / 8; ++j, to += eight_rows) {
+        const uint2 four = token_fours(sums + 4 * j);
+        if (8 * j < live) *reinterpret_cast<uint32_t*>(to) = codes(four.x) | codes(four.y) << 16;
+      }
+    } else {
+      BFloat16* to = p_.query.bf16(row, head_) + at;
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j, to += eight_rows) {
+        const uint2 four = token_fours(sums + 4 * j);
+        if (8 * j < live) *reinterpret_cast<uint2*>(to) = four;
       }
     }
+  }
+  /// token_pairs after an exchange between neighbours: four neighbouring values, in odd lanes of the upper eight rows.
+  __device__ __forceinline__ uint2 token_fours(const float* sums) const {
+    const uint2 pairs = token_pairs(sums);
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, lane_ & 1 ? pairs.x : pairs.y, 1);
+    return lane_ & 1 ? uint2{other, pairs.y} : uint2{pairs.x, other};
   }
 
   const Parameters& p_;
@@ -289,6 +322,7 @@ class StreamKernel {
   uint32_t base_;
   int head_, chunks_, warp_, lane_;
   int party_;  ///< which 64 rows of W_QB, and parts of the latent
+  int team_;   ///< of the party
 };
 
 template <int N, int Ctas, int CtasAnSm>
@@ -320,7 +354,7 @@ constexpr Variant kVariant = {N, query_stream<N, Ctas, CtasAnSm>, Ctas, S::kThre
 using Variants = std::array<Variant, 5>;
 template <int Ctas, int CtasAnSm>
 constexpr Variants kVariants = {kVariant<8, Ctas, CtasAnSm>, kVariant<16, Ctas, CtasAnSm>, kVariant<32, Ctas, CtasAnSm>,
-                                kVariant<64, Ctas, CtasAnSm>, kVariant<128, Ctas, CtasAnSm>};
+                                kVariant<64, Ctas, CtasAnSm>, kVariant<128, Ctas, 1>};
 
 /// A CTA a head keeps DRAM busy from 65 heads on; below, three do, and two of them share an SM where one each is too many.
 const Variants& variants_of(int heads) {

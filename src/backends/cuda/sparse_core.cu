@@ -1,9 +1,12 @@
+// The list of the sparse core's kernels, in order of preference.
 #include "backends/cuda/kernels.h"
-
-static_assert(__cplusplus >= 202002L);
+#include "backends/cuda/sparse_core_kernels.h"
 
 namespace dsacore::cuda {
 
-std::span<const Kernel<SparseCoreArgs>> sparse_core_kernels() { return {}; }
+std::span<const Kernel<SparseCoreArgs>> sparse_core_kernels() {
+  static const Kernel<SparseCoreArgs> kernels[] = {kFewHeads, kManyHeads};
+  return kernels;
+}
 
 }  // namespace dsacore::cuda

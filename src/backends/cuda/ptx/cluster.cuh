@@ -23,6 +23,7 @@ __device__ __forceinline__ void cluster_barrier() {
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 /// The address that a shared variable at `address` has in CTA `rank` of the cluster (for .shared::cluster accesses).
@@ -32,6 +33,13 @@ __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) 
   return there;
 }
 
+/// Sends 16 bytes to a shared variable and completes as many on an mbarrier of the same CTA, both by `address_in`.
+__device__ __forceinline__ void send_to_cluster(uint32_t address, float4 value, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
 /// Stores 16 bytes in a CTA of the cluster (addresses by `address_in`) and counts them on its barrier.
 __device__ __forceinline__ void store_remote16(uint32_t to, const uint4& v, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
@@ -63,6 +71,25 @@ __device__ __forceinline__ void wait_in_cluster(Barrier barrier, uint32_t parity
         : "r"(barrier.address), "r"(parity)
         : "memory");
   }
+}
+/// Stores to a shared variable of any CTA of the cluster, at an address from `address_in`.
+__device__ __forceinline__ void store_in_cluster(uint32_t address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+/// Reads shared memory of a CTA of the cluster, by `address_in`; after a barrier of the cluster.
+__device__ __forceinline__ float2 load_from_cluster2(uint32_t address) {
+  float2 value;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ float4 load_from_cluster4(uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
 }
 
 }  // namespace dsacore::cuda

@@ -31,6 +31,17 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                : "memory");
 }
 
+/// The reverse of load_matrices_transposed: stores the transposes of four 8 x 8 tiles; each lane gives the address of one row.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+/// The same for two tiles; the addresses of lanes 0 to 15 count.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+               : "memory");
+}
 /// An 8 x 8 tile of 16-bit elements, transposed: a lane has two neighbours of row lane / 4, before and after.
 __device__ __forceinline__ uint32_t transposed_matrix(uint32_t pair) {
   uint32_t r;
@@ -47,6 +58,19 @@ __device__ __forceinline__ uint32_t low_e4m3_to_f16(uint32_t codes) {
 __device__ __forceinline__ uint32_t high_e4m3_to_f16(uint32_t codes) {
   uint32_t r;
   asm volatile("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(r) : "r"(codes));
+  return r;
+}
+
+/// Products of two FP16 pairs.
+__device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+/// Two FP32 values as an FP16 pair, `low` in the low half.
+__device__ __forceinline__ uint32_t to_f16(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
 

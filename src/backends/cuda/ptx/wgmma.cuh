@@ -33,4 +33,7 @@ __device__ __forceinline__ void wgmma_settle(float (&d)[Count]) {
   for (float& value : d) asm volatile("" : "+f"(value)::"memory");
 }
 
+/// The 128 threads of a warpgroup meet; warpgroups of a CTA use different ids in 1..15.
+__device__ __forceinline__ void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+
 }  // namespace dsacore::cuda
