@@ -1,5 +1,5 @@
 // What the kernels of the index projection share: how the inner products are split and added, how a head's 128 values
-// become codes and a weight (step 7), how an index key is made and inserted (step 8), and the copy of a weight tile.
+// become codes and a weight (step 7), and how an index key is made and inserted (step 8).
 //
 // The order of the sums of step 6 is one for all of them, so that they give the same bits: the columns are split into
 // four parts of whole blocks of 128; wgmma adds a part in ascending order; the four parts are added from left to right.
@@ -18,7 +18,7 @@ namespace dsacore::cuda {
 inline constexpr int kParts = 4;          ///< of the columns of W_IQ
 inline constexpr int kChunkColumns = 64;  ///< columns of a tile in shared memory: rows of 128 bytes, swizzled
 inline constexpr int kBlockChunks = kNormBlock / kChunkColumns;
-inline constexpr int kTileBytes = kIndexDim * kChunkColumns * int(sizeof(BFloat16));  ///< of a head's weights
+inline constexpr int kChunkBytes = kChunkColumns * int(sizeof(BFloat16));  ///< of a row
 inline constexpr int kValuesPerLane = kIndexDim / 32;
 
 /// A part of the columns, in blocks of 128.
@@ -51,6 +51,13 @@ __device__ __forceinline__ float largest_magnitude(const float (&values)[kValues
   return largest;
 }
 
+/// Four values as e4m3 by a power-of-two scale: the product with its inverse is the quotient, exactly.
+__device__ __forceinline__ uint32_t scaled_codes(const float (&values)[kValuesPerLane], uint8_t scale_code) {
+  const float inverse = ue8m0_to_float(uint8_t(254 - scale_code));
+  return pack_e4m3(values[0] * inverse, values[1] * inverse) | pack_e4m3(values[2] * inverse, values[3] * inverse)
+                                                                   << 16;
+}
+
 /// Step 7: where the codes and weights of the heads go.
 struct HeadOutput {
   View<const BFloat16, 2> projected;
@@ -59,20 +66,18 @@ struct HeadOutput {
   View<float, 2> head_weights;
   float softmax_scale, head_scale;
 
-  __device__ __forceinline__ float wv(int64_t row, int head) const { return to_float(projected(row, wv_at + head)); }
+  __device__ __forceinline__ BFloat16 wv(int64_t row, int head) const { return projected(row, wv_at + head); }
 
   /// Finishes a head from its 128 values before their rounding to BF16, lane l of the warp having 4 l .. 4 l + 3.
-  __device__ __forceinline__ void finish(int64_t row, int head, const float4& sums, float wv, int lane) const {
+  __device__ __forceinline__ void finish(int64_t row, int head, const float4& sums, BFloat16 wv, int lane) const {
     const uint32_t pairs[2] = {pack_bf16(sums.x, sums.y), pack_bf16(sums.z, sums.w)};
     const float iq[kValuesPerLane] = {low_bf16(pairs[0]), high_bf16(pairs[0]), low_bf16(pairs[1]), high_bf16(pairs[1])};
     const float amax = fmaxf(largest_of_lanes<32>(largest_magnitude(iq)), 1e-10f);
-    const float scale = ue8m0_to_float(ue8m0_ceil(amax / kE4m3Max));
-    const float inverse = 1.0f / scale;  // exact: a power of two, far from both ends of the exponents
-    uint32_t codes = 0;
-#pragma unroll
-    for (int i = 0; i < kValuesPerLane; ++i) codes |= uint32_t(to_e4m3(iq[i] * inverse)) << 8 * i;
+    const uint8_t scale_code = ue8m0_ceil(amax * (1.0f / kE4m3Max));  // of every BF16 amax as of the quotient
+    const float scale = ue8m0_to_float(scale_code);
+    const uint32_t codes = scaled_codes(iq, scale_code);
     reinterpret_cast<uint32_t*>(index_query.row(row, head))[lane] = codes;
-    if (lane == 0) head_weights(row, head) = wv * scale * softmax_scale * head_scale;
+    if (lane == 0) head_weights(row, head) = to_float(wv) * scale * softmax_scale * head_scale;
   }
 };
 
@@ -85,12 +90,29 @@ struct KeyInsert {
   float eps;
   IndexCache index;
 
+  /// What a lane needs of the norm's constants: of values 4 l .. 4 l + 3.
+  struct Norm {
+    float weight[kValuesPerLane], bias[kValuesPerLane];
+  };
+  __device__ __forceinline__ Norm norm(int lane) const {
+    Norm n;
+#pragma unroll
+    for (int i = 0; i < kValuesPerLane; ++i) {
+      n.weight[i] = weight(lane * kValuesPerLane + i);
+      n.bias[i] = bias(lane * kValuesPerLane + i);
+    }
+    return n;
+  }
+
   /// Makes and inserts the key of one row by one warp; a negative slot writes nothing.
-  __device__ __forceinline__ void insert(int64_t row, int lane) const {
+  __device__ __forceinline__ void insert(int64_t row, const Norm& norm, int lane) const {
     const Slot slot(slots(row));
-    if (slot.value() < 0) return;
+    const BFloat16* wk = projected.row(row) + wk_at + lane * kValuesPerLane;
     float key[kValuesPerLane];
-    normalise(row, lane, key);
+#pragma unroll
+    for (int i = 0; i < kValuesPerLane; ++i) key[i] = to_float(wk[i]);
+    if (slot.value() < 0) return;
+    normalise(norm, key);
     const Place place = place_of(slot, kIndexPage);
     std::byte* page = index.data + int64_t(place.page.value()) * kIndexPage * index.row_bytes;
     index.format == IndexFormat::kFp8 ? write_fp8(key, place.offset, lane, page)
@@ -104,11 +126,8 @@ struct KeyInsert {
     return value;
   }
 
-  /// LayerNorm of wk, rounded to BF16: lane l has values 4 l .. 4 l + 3.
-  __device__ __forceinline__ void normalise(int64_t row, int lane, float (&key)[kValuesPerLane]) const {
-    const BFloat16* wk = projected.row(row) + wk_at + lane * kValuesPerLane;
-#pragma unroll
-    for (int i = 0; i < kValuesPerLane; ++i) key[i] = to_float(wk[i]);
+  /// LayerNorm of wk, rounded to BF16.
+  __device__ __forceinline__ void normalise(const Norm& norm, float (&key)[kValuesPerLane]) const {
     const float mean = sum_of_lanes((key[0] + key[1]) + (key[2] + key[3])) / kIndexDim;
     float squares = 0;
 #pragma unroll
@@ -117,32 +136,28 @@ struct KeyInsert {
       squares = fmaf(value, value, squares);
     }
     const float variance = sum_of_lanes(squares) / kIndexDim;
-    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(variance + eps));
+    const float factor = __frcp_rn(__fsqrt_rn(variance + eps));
 #pragma unroll
     for (int i = 0; i < kValuesPerLane; ++i) {
-      const int at = lane * kValuesPerLane + i;
-      key[i] = to_float(to_bf16(key[i] * factor * weight(at) + bias(at)));
+      key[i] = low_bf16(pack_bf16(key[i] * factor * norm.weight[i] + norm.bias[i], 0));
     }
   }
 
   static __device__ __forceinline__ void write_fp8(const float (&key)[kValuesPerLane], int token, int lane,
                                                    std::byte* page) {
-    const float scale = IndexFp8::scale_of(largest_of_lanes<32>(largest_magnitude(key)));
-    uint32_t codes = 0;
-#pragma unroll
-    for (int i = 0; i < kValuesPerLane; ++i) codes |= uint32_t(to_e4m3(key[i] / scale)) << 8 * i;
-    reinterpret_cast<uint32_t*>(page + IndexFp8::value_at(token))[lane] = codes;
-    if (lane == 0) *reinterpret_cast<float*>(page + IndexFp8::scale_at(token)) = scale;
+    const uint8_t scale_code = IndexFp8::scale_code_of(largest_of_lanes<32>(largest_magnitude(key)));
+    reinterpret_cast<uint32_t*>(page + IndexFp8::value_at(token))[lane] = scaled_codes(key, scale_code);
+    if (lane == 0) *reinterpret_cast<float*>(page + IndexFp8::scale_at(token)) = ue8m0_to_float(scale_code);
   }
 
   static __device__ __forceinline__ void write_mxfp4(const float (&key)[kValuesPerLane], int token, int lane,
                                                      std::byte* page) {
     constexpr int kLanes = IndexMxfp4::kBlock / kValuesPerLane;
     const uint8_t scale_code = IndexMxfp4::scale_code_of(largest_of_lanes<kLanes>(largest_magnitude(key)));
-    const float scale = ue8m0_to_float(scale_code);
+    const float inverse = ue8m0_to_float(uint8_t(254 - scale_code));  // exact, as in scaled_codes
     uint32_t codes = 0;
 #pragma unroll
-    for (int i = 0; i < kValuesPerLane; ++i) codes |= uint32_t(to_e2m1(key[i] / scale)) << 4 * i;
+    for (int i = 0; i < kValuesPerLane; ++i) codes |= uint32_t(to_e2m1(key[i] * inverse)) << 4 * i;
     reinterpret_cast<uint16_t*>(page + IndexMxfp4::value_at(token))[lane] = uint16_t(codes);
     if (lane % kLanes == 0) page[IndexMxfp4::scale_at(token) + lane / kLanes] = std::byte(scale_code);
   }
@@ -161,18 +176,6 @@ inline KeyInsert key_insert(const IndexProjectionArgs& args) {
   const LayerModel& model = *args.model;
   return {args.projected,    model.sizes.wk_at(),     args.index_slots, model.k_norm_weight,
           model.k_norm_bias, float(model.config.eps), args.index};
-}
-
-/// Requests 64 rows of 64 columns as a tile with 128-byte swizzle, by the 128 threads of a warpgroup. `from` and `to`
-/// are those of row 0; rows at or above `rows` are left as they are.
-__device__ __forceinline__ void copy_tile(uint32_t to, const BFloat16* from, int64_t pitch, int thread, int rows = 64) {
-  const int first = thread / 8, piece = thread % 8;  // a row has eight pieces of 16 bytes; 16 rows a step
-  const BFloat16* source = from + first * pitch + piece * 8;
-  const uint32_t target = to + uint32_t(first * 128 + (piece ^ first % 8) * 16);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    if (first + step * 16 < rows) async_copy16(target + uint32_t(step * 16 * 128), source + step * 16 * pitch);
-  }
 }
 
 /// `d += weights . activations` over one chunk of columns: four k-steps of wgmma, committed as one group.

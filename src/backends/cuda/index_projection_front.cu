@@ -4,7 +4,9 @@
 
 namespace dsacore::cuda {
 
-void run_front(const IndexProjectionArgs& args, const Workspace& workspace) { run_front_kernel<true>(args, workspace); }
-void prepare_front(const ShapeKey&) { prepare_front_kernel<true>(); }
+void run_front(const IndexProjectionArgs& args, const Workspace& workspace) {
+  run_front_kernel<NormalisedActivations>(args, workspace);
+}
+void prepare_front(const ShapeKey&) { prepare_front_kernel<NormalisedActivations>(); }
 
 }  // namespace dsacore::cuda

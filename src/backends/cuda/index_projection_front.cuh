@@ -3,381 +3,461 @@
 // Two numbers first: W_IQ of 32 heads x 128 x 1536 is 12.6 MB, 2.9 us at 4.4 TB/s; 64 rows are 0.8 GFLOP, 1 us. Bytes
 // bound it, and the rest is latency: hence all weights (or as many as fit) are requested before the wait for earlier
 // kernels, by 128 CTAs at once, in at most 113 KB of shared memory a CTA, so that every cluster has a place and the
-// next kernel one beside it.
+// next kernel one beside it; and everything that depends on the shape but not on the step is a constant of the
+// instance.
 //
 // A cluster of four CTAs computes an index head (128 rows of W_IQ), each CTA over a quarter of the columns:
 //   1. the activations of up to `Tokens` rows: from q_c, or normalised from q_a (then the CTAs exchange the blocks'
-//   sums of
-//      squares, but for 8 tokens, where every CTA reads the whole rows instead: that is shorter than the exchange);
+//   sums
+//      of squares, but for 8 tokens, where every CTA reads the whole rows instead: that is shorter than the exchange);
 //   2. wgmma, weights as A (64 rows a warpgroup), tokens as N, from a ring of weight tiles of 64 columns;
 //   3. every CTA sends its sums to the CTA that finishes the token (token % 4), which adds them in rank order and
 //      quantises the head.
-// One cluster more inserts the keys. More than 61 heads do not fit at once: then a cluster has two heads in turn.
+// Further clusters insert the keys. More than 61 heads do not fit at once: then a cluster has two heads in turn.
 #pragma once
 
 #include "backends/cuda/index_projection.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
+#include "backends/cuda/ptx/named_barrier.cuh"
+#include "backends/cuda/ptx/tensor_copy.cuh"
 
 namespace dsacore::cuda {
 
 inline constexpr int kFrontThreads = 256;
 inline constexpr int kFrontWarps = kFrontThreads / 32;
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kWarpgroups = kFrontThreads / kWarpgroup;
+inline constexpr int kWarpgroupRows = 64;        ///< of W_IQ
 inline constexpr int kFrontShared = 113 * 1024;  ///< two CTAs an SM
-inline constexpr int kMostStages = 6;
 
-/// Where things lie in a CTA's shared memory; the ring comes first.
-struct FrontPlan {
-  int stages;
-  uint32_t activations_at;  ///< [chunks][tokens][64] BF16, swizzled
-  uint32_t exchange_at;     ///< [ranks][tokens / 4][128] FP32
-  uint32_t block_sums_at;   ///< [tokens][blocks of a row] FP32
-  uint32_t factors_at;      ///< [tokens] FP32
-  uint32_t bytes;
+/// Constants of an instance: up to `Tokens` rows at a time, parts of up to `PartBlocks` blocks; and where things lie in
+/// a CTA's shared memory, the ring first.
+template <int Tokens_, int PartBlocks_>
+struct FrontShape {
+  static constexpr int kTokens = Tokens_, kPartBlocks = PartBlocks_;
+  static constexpr int kChunks = kPartBlocks * kBlockChunks;
+  static constexpr int kRankTokens = kTokens / kParts;  ///< that a CTA finishes
+  /// With many tokens the exchange overlays the ring, which costs a barrier of the cluster.
+  static constexpr bool kOverlay = kTokens > 32;
+
+  static constexpr int kHalfTileBytes = kWarpgroupRows * kChunkBytes;  ///< a warpgroup's
+  static constexpr int kTileBytes = kWarpgroups * kHalfTileBytes;
+  static constexpr int kActivationTileBytes = kTokens * kChunkBytes;
+  static constexpr int kActivationBytes = kChunks * kActivationTileBytes;
+  static constexpr int kExchangeBytes = kTokens * kIndexDim * int(sizeof(float));
+  static constexpr int kFactorBytes = kTokens * int(sizeof(float));
+  static constexpr int kBarriers = kWarpgroups * kPartBlocks + 3;
+  static constexpr int kRest =
+      kActivationBytes + (kOverlay ? 0 : kExchangeBytes) + kFactorBytes + kBarriers * int(sizeof(uint64_t));
+  static constexpr int kRoom = (kFrontShared - kRest) / kTileBytes;
+  static constexpr int kStages = kRoom < kChunks ? kRoom : kChunks;
+
+  static constexpr uint32_t kActivationsAt = kStages * kTileBytes;  ///< [chunks][tokens][64] BF16, swizzled
+  /// [row][blocks of a row] FP32, in the place of the activations until these are written
+  static constexpr uint32_t kBlockSumsAt = kActivationsAt;
+  static constexpr uint32_t kExchangeAt =
+      kOverlay ? 0 : kActivationsAt + kActivationBytes;  ///< [rank][token / 4][128] FP32
+  static constexpr uint32_t kFactorsAt = kActivationsAt + kActivationBytes + (kOverlay ? 0 : kExchangeBytes);
+  static constexpr uint32_t kBarriersAt = kFactorsAt + kFactorBytes;
+  static constexpr uint32_t kBytes = kBarriersAt + kBarriers * uint32_t(sizeof(uint64_t));
+
+  /// Chunks requested by the time a block is waited for: the ring, then the places of the blocks before the last one.
+  DSACORE_HD static constexpr int requested(int block) {
+    const int chunks = kStages + (block > 0 ? (block - 1) * kBlockChunks : 0);
+    return chunks < kChunks ? chunks : kChunks;
+  }
+  static_assert(kStages == kChunks || kStages >= 2 * kBlockChunks, "the next block must be under way");
+  static_assert(!kOverlay || kStages * kTileBytes >= kExchangeBytes);
+  static_assert(kTokens * kParts * kPartBlocks * int(sizeof(float)) <= kActivationBytes);
+  static_assert(kBytes <= kFrontShared);
 };
 
-/// With many tokens the exchange overlays the ring, which costs a barrier of the cluster.
-DSACORE_HD constexpr bool exchange_overlays_ring(int tokens) { return tokens > 32; }
-
-/// With many tokens a thread has no registers for the values of longer rows.
-DSACORE_HD constexpr int most_q_lora(int tokens) { return tokens > 32 ? 1536 : kMaxQLora; }
-
-constexpr FrontPlan front_plan(int tokens, int q_lora) {
-  const int row_blocks = q_lora / kNormBlock;
-  const int chunks = (row_blocks + kParts - 1) / kParts * kBlockChunks;
-  const int activations = chunks * tokens * kChunkColumns * int(sizeof(BFloat16));
-  const int exchange = exchange_overlays_ring(tokens) ? 0 : tokens * kIndexDim * int(sizeof(float));
-  const int block_sums = tokens * row_blocks * int(sizeof(float));
-  const int rest = activations + exchange + block_sums + tokens * int(sizeof(float));
-  const int room = (kFrontShared - rest) / kTileBytes;
-  const int stages = room < chunks ? room : chunks;
-  FrontPlan plan = {};
-  plan.stages = stages < kMostStages ? stages : kMostStages;
-  plan.activations_at = uint32_t(plan.stages * kTileBytes);
-  plan.exchange_at = exchange_overlays_ring(tokens) ? 0 : plan.activations_at + uint32_t(activations);
-  plan.block_sums_at = plan.activations_at + uint32_t(activations + exchange);
-  plan.factors_at = plan.block_sums_at + uint32_t(block_sums);
-  plan.bytes = plan.activations_at + uint32_t(rest);
-  return plan;
-}
-static_assert(front_plan(64, most_q_lora(64)).stages * kTileBytes >= 64 * kIndexDim * int(sizeof(float)));
-static_assert(front_plan(64, kQLoraStep).stages * kTileBytes >= 64 * kIndexDim * int(sizeof(float)));
-
 struct FrontArguments {
-  const BFloat16* w_iq;           ///< [heads*128, q_lora]
-  const BFloat16* q_norm;         ///< [q_lora]
-  View<const BFloat16, 2> input;  ///< q_c, or the projected rows, which begin with q_a
-  bool aligned16;                 ///< all rows of `input`
-  View<BFloat16, 2> q_c_out;      ///< or empty
+  CUtensorMap weights;  ///< W_IQ in boxes of 64 rows x 64 columns
+  CUtensorMap q_c;      ///< in boxes of `Tokens` rows x 64 columns; not where the kernel normalises q_a
+  View<const BFloat16, 2> projected;
+  bool aligned16;             ///< the projected rows
+  const BFloat16* q_norm;     ///< [q_lora]
+  View<BFloat16, 2> q_c_out;  ///< or empty
   HeadOutput output;
   KeyInsert keys;
-  FrontPlan plan;
   float eps;
-  int q_lora, heads, head_clusters, rows;
+  int q_lora, heads, head_clusters, key_clusters, rows;
 
   DSACORE_HD int row_blocks() const { return q_lora / kNormBlock; }
 };
 
-/// The waits of cp.async take constants.
-__device__ __forceinline__ void async_wait_open(int open) {
-  switch (open) {
-    case 0: return async_wait<0>();
-    case 1: return async_wait<1>();
-    case 2: return async_wait<2>();
-    case 3: return async_wait<3>();
-    case 4: return async_wait<4>();
-    default: return async_wait<kMostStages - 1>();
+/// A CTA of a cluster that projects heads.
+template <int Tokens, int PartBlocks>
+struct FrontPlace {
+  using Shape = FrontShape<Tokens, PartBlocks>;
+
+  std::byte* shared;
+  uint32_t base;  ///< of shared memory
+  uint32_t rank;
+  int cluster;
+  int warpgroup;
+  bool first_warp;  ///< of the warpgroup: its elected lane requests weights
+  Part part;
+
+  __device__ FrontPlace(const FrontArguments& a, std::byte* memory)
+      : shared(memory),
+        base(shared_address(memory)),
+        rank(cluster_rank()),
+        cluster(int(blockIdx.x) / kParts),
+        warpgroup(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) / kWarpgroup, 0)),
+        first_warp(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) % kWarpgroup / 32, 0) == 0),
+        part(part_of(int(rank), a.row_blocks())) {}
+
+  __device__ __forceinline__ int chunks() const { return part.blocks * kBlockChunks; }
+  __device__ __forceinline__ Barrier barrier(int i) const { return {base + Shape::kBarriersAt + uint32_t(i) * 8}; }
+  __device__ __forceinline__ Barrier weights_full(int block) const { return barrier(warpgroup * PartBlocks + block); }
+  __device__ __forceinline__ Barrier activations_full() const { return barrier(kWarpgroups * PartBlocks); }
+  __device__ __forceinline__ Barrier sums_full() const { return barrier(kWarpgroups * PartBlocks + 1); }
+  __device__ __forceinline__ Barrier exchange_full() const { return barrier(kWarpgroups * PartBlocks + 2); }
+  __device__ __forceinline__ uint32_t weight_tile(int chunk) const {
+    return base + uint32_t(chunk % Shape::kStages * Shape::kTileBytes + warpgroup * Shape::kHalfTileBytes);
   }
-}
+  __device__ __forceinline__ uint32_t activation_tile(int chunk) const {
+    return base + Shape::kActivationsAt + uint32_t(chunk * Shape::kActivationTileBytes);
+  }
+  /// The tokens of `live` that this CTA finishes.
+  __device__ __forceinline__ int own_tokens(int live) const { return (live - int(rank) + kParts - 1) / kParts; }
 
-/// A warpgroup's weight tiles, 64 rows of its head each: chunk after chunk of the CTA's columns, head after head, and
-/// again for every tile of tokens. One group of cp.async a chunk.
-class WeightRing {
- public:
-  __device__ WeightRing(const FrontArguments& a, const Part& part, int cluster, uint32_t shared)
-      : source_(a.w_iq + int64_t(warpgroup()) * 64 * a.q_lora + int64_t(part.first) * kNormBlock),
-        shared_(shared + uint32_t(warpgroup()) * (kTileBytes / 2)),
-        pitch_(a.q_lora),
-        stages_(a.plan.stages),
-        chunks_(part.blocks * kBlockChunks),
-        cluster_(cluster),
-        heads_(a.heads),
-        head_step_(a.head_clusters),
-        next_head_(cluster) {}
-
-  static __device__ __forceinline__ int warpgroup() { return int(threadIdx.x) / 128; }
-  __device__ __forceinline__ int chunks() const { return chunks_; }
-  __device__ __forceinline__ bool may_request(int until) const {
-    return requested_ < until && requested_ - taken_ < stages_;
+  __device__ __forceinline__ void init_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < Shape::kBarriers; ++i) barrier(i).init(1);
+      publish_barriers();
+    }
+    __syncthreads();
   }
 
-  /// Requests chunks up to `until` in all, as far as stages are free: all but those that `take` has yet to give out.
-  __device__ __forceinline__ void request(int until) {
-    for (; may_request(until); ++requested_) {
-      const BFloat16* from = source_ + int64_t(next_head_) * kIndexDim * pitch_ + next_chunk_ * kChunkColumns;
-      copy_tile(stage(requested_), from, pitch_, int(threadIdx.x) % 128);
-      async_commit();
-      if (++next_chunk_ == chunks_) {
-        next_chunk_ = 0;
-        next_head_ += head_step_;
-        if (next_head_ >= heads_) next_head_ = cluster_;
-      }
+  /// Requests the warpgroup's tiles of chunks `begin` to `end - 1` of a head. One thread of the warpgroup.
+  __device__ __forceinline__ void request_weights(const FrontArguments& a, int head, int begin, int end) const {
+#pragma unroll
+    for (int chunk = begin; chunk < end; ++chunk) {
+      if (chunk >= chunks()) return;
+      const Barrier full = weights_full(chunk / kBlockChunks);
+      if (chunk % kBlockChunks == 0) full.expect(kBlockChunks * Shape::kHalfTileBytes);
+      tensor_copy(weight_tile(chunk), a.weights, part.first * kNormBlock + chunk * kChunkColumns,
+                  head * kIndexDim + warpgroup * kWarpgroupRows, full);
     }
   }
-  /// Waits for this thread's copies of the next chunk.
-  __device__ __forceinline__ void wait() const { async_wait_open(requested_ - taken_ - 1); }
-  /// The next chunk's tile; its stage counts as free from now on.
-  __device__ __forceinline__ uint32_t take() { return stage(taken_++); }
-
- private:
-  __device__ __forceinline__ uint32_t stage(int chunk) const {
-    return shared_ + uint32_t(chunk % stages_ * kTileBytes);
+  /// Asks L2 for the chunks that the ring has no room for yet. One thread of the warpgroup.
+  __device__ __forceinline__ void prefetch_weights(const FrontArguments& a, int head) const {
+#pragma unroll
+    for (int chunk = Shape::kStages; chunk < Shape::kChunks; ++chunk) {
+      if (chunk >= chunks()) return;
+      prefetch_box_l2(a.weights, part.first * kNormBlock + chunk * kChunkColumns,
+                      head * kIndexDim + warpgroup * kWarpgroupRows);
+    }
   }
-
-  const BFloat16* source_;  ///< of head 0
-  uint32_t shared_;
-  int pitch_, stages_, chunks_;
-  int cluster_, heads_, head_step_;
-  int next_head_, next_chunk_ = 0;
-  int requested_ = 0, taken_ = 0;
 };
 
-/// Asks L2 for the columns of a head that the ring has no room for yet; one warp 16 rows.
-__device__ __forceinline__ void prefetch_beyond_ring(const FrontArguments& a, const Part& part, int head) {
-  const int chunks = part.blocks * kBlockChunks;
-  if (chunks <= a.plan.stages) return;
-  const int first = part.first * kNormBlock + a.plan.stages * kChunkColumns;
-  const uint32_t bytes = uint32_t((chunks - a.plan.stages) * kChunkColumns) * uint32_t(sizeof(BFloat16));
-  const int warp_rows = kIndexDim / kFrontWarps;
-  const BFloat16* from = a.w_iq + (int64_t(head) * kIndexDim + int(threadIdx.x) / 32 * warp_rows) * a.q_lora + first;
-  if (elect_one()) {
-    for (int row = 0; row < warp_rows; ++row) prefetch_l2(from + int64_t(row) * a.q_lora, bytes);
-  }
-}
-
-/// Brings the activations of a tile of rows into shared memory. Half a warp has a block of a row at a time, always the
-/// same block; NormHere: from q_a by the norm of step 1, else from q_c as it is.
-template <int Tokens, bool NormHere>
-class Activations {
-  /// Then every CTA reads whole rows, and not its part alone.
-  static constexpr bool kWholeRows = NormHere && Tokens == 8;
-  static constexpr int kHalfWarps = kFrontThreads / 16;
-  static constexpr int kPartBlocks = (most_q_lora(Tokens) / kNormBlock + kParts - 1) / kParts;
-  static constexpr int kRowsATurn = kWholeRows ? 1 : kHalfWarps / kPartBlocks;  // at least
-  static constexpr int kTurns = (Tokens + kRowsATurn - 1) / kRowsATurn;
-  static_assert(kHalfWarps * kNormBlock == kMaxQLora);
+/// The activations as they are, from q_c.
+template <int Tokens, int PartBlocks>
+class StoredActivations {
+  using Place = FrontPlace<Tokens, PartBlocks>;
 
  public:
-  __device__ Activations(const FrontArguments& a, const Part& part, int cluster, std::byte* shared)
-      : a_(a), cluster_(cluster), shared_(shared) {
-    const int blocks = kWholeRows ? a.row_blocks() : part.blocks;
-    const int half_warp = int(threadIdx.x) / 16;
-    rows_a_turn_ = kHalfWarps / max(blocks, 1);
-    first_row_ = half_warp / max(blocks, 1);
-    works_ = blocks > 0 && first_row_ < rows_a_turn_;
-    block_ = (kWholeRows ? 0 : part.first) + half_warp % max(blocks, 1);
-    stored_ = works_ && block_ >= part.first && block_ < part.first + part.blocks;
-    chunk_ = (block_ - part.first) * kBlockChunks + lane() / 8;
-    if constexpr (NormHere) weight_ = __ldg(reinterpret_cast<const uint4*>(a.q_norm + column()));
+  __device__ StoredActivations(const FrontArguments& a, const Place& place) : a_(a), place_(place) {
+    if (threadIdx.x == 0) {
+      prefetch_map(a.q_c);
+      prefetch_box_l2(a.q_c, place.part.first * kNormBlock, 0);  // has the address translated in time
+    }
   }
 
-  /// Rows `first` to `first + live - 1`. The whole CTA may multiply when it returns.
-  __device__ __forceinline__ void load(int first, int live) {
-    uint4 values[kTurns];
-    const BFloat16* from = a_.input.row(first + first_row_) + column();
+  /// Rows `first` and up. The CTA may multiply when it returns.
+  __device__ __forceinline__ void load(int first, int, uint32_t parity) const {
+    const Barrier full = place_.activations_full();
+    if (place_.warpgroup == 0 && place_.first_warp && elect_one()) {
+      full.expect(uint32_t(place_.chunks() * Place::Shape::kActivationTileBytes));
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn, from += rows_a_turn_ * a_.input.stride(0)) {
-      values[turn] = {};
-      if (has(turn, live)) values[turn] = load_bf16x8(from, a_.aligned16);
+      for (int chunk = 0; chunk < Place::Shape::kChunks; ++chunk) {
+        if (chunk >= place_.chunks()) break;
+        tensor_copy(place_.activation_tile(chunk), a_.q_c, place_.part.first * kNormBlock + chunk * kChunkColumns,
+                    first, full);
+      }
     }
-    if constexpr (NormHere) find_factors(values, live);
+    full.wait(parity);
+  }
+
+ private:
+  const FrontArguments& a_;
+  const Place& place_;
+};
+
+/// The activations by the norm of step 1 from q_a. Half a warp has a block of a row at a time, always the same block.
+template <int Tokens, int PartBlocks>
+class NormalisedActivations {
+  using Place = FrontPlace<Tokens, PartBlocks>;
+  using Shape = typename Place::Shape;
+  /// Every CTA reads whole rows, and not its part alone.
+  static constexpr bool kWholeRows = Tokens == 8;
+  static constexpr int kHalfWarps = kFrontThreads / 16;
+  static constexpr int kBlocks = kWholeRows ? kParts * PartBlocks : PartBlocks;  ///< side by side
+  static constexpr int kRows = kHalfWarps / kBlocks;                             ///< at a time
+  static constexpr int kTurns = (Tokens + kRows - 1) / kRows;
+
+ public:
+  __device__ NormalisedActivations(const FrontArguments& a, const Place& place)
+      : a_(a), place_(place), lane_(int(threadIdx.x) % 16), row_(int(threadIdx.x) / 16 / kBlocks) {
+    const int begin = kWholeRows ? 0 : place.part.first, blocks = kWholeRows ? a.row_blocks() : place.part.blocks;
+    const int at = int(threadIdx.x) / 16 % kBlocks;
+    works_ = row_ < kRows && at < blocks;
+    block_ = begin + at;
+    const int own = block_ - place.part.first;
+    stored_ = works_ && own >= 0 && own < place.part.blocks;
+    tile_ = Shape::kActivationsAt + uint32_t((own * kBlockChunks + lane_ / 8) * Shape::kActivationTileBytes);
+    if (stored_) weight_ = __ldg(reinterpret_cast<const uint4*>(a.q_norm + column()));
+  }
+
+  /// Rows `first` to `first + live - 1`. The CTA may multiply when it returns.
+  __device__ __forceinline__ void load(int first, int live, uint32_t parity) const {
+    uint4 values[kTurns] = {};
+    const BFloat16* from = a_.projected.row(first + row_) + column();
+    const int64_t step = kRows * a_.projected.stride(0);
+    if (a_.aligned16) {
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        if (has(turn, live)) values[turn] = *reinterpret_cast<const uint4*>(from + turn * step);
+      }
+    } else {
+#pragma unroll 1
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const uint4 loaded = has(turn, live) ? load_bf16x8(from + turn * step, false) : uint4{};
+#pragma unroll
+        for (int i = 0; i < kTurns; ++i) values[i] = i == turn ? loaded : values[i];
+      }
+    }
+    find_factors(values, live, parity);
+    const auto* factors = reinterpret_cast<const float*>(place_.shared + Shape::kFactorsAt);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
+      if (turn * kRows >= live) break;  // for all threads alike
       if (!stored_ || row(turn) >= live) continue;
-      if constexpr (NormHere) {
-        values[turn] = normalised(values[turn], factors()[row(turn)], weight_);
-        if (cluster_ == turn % kMinIndexHeads)
-          keep_q_c(first + row(turn), values[turn]);  // the clusters share the rows
+      const uint4 result = normalised(values[turn], factors[row(turn)], weight_);
+      *reinterpret_cast<uint4*>(place_.shared + tile_ + row(turn) * kChunkBytes + (lane_ % 8 ^ row(turn) % 8) * 16) =
+          result;
+      // q_c goes to memory once: the clusters share the rows.
+      if (place_.cluster == turn % kMinIndexHeads && !a_.q_c_out.empty()) {
+        *reinterpret_cast<uint4*>(a_.q_c_out.row(first + row(turn)) + column()) = result;
       }
-      *reinterpret_cast<uint4*>(shared_ + a_.plan.activations_at + place(row(turn))) = values[turn];
     }
     fence_async_proxy();
     __syncthreads();
   }
 
  private:
-  static __device__ __forceinline__ int lane() { return int(threadIdx.x) % 16; }
-  __device__ __forceinline__ int row(int turn) const { return turn * rows_a_turn_ + first_row_; }
+  __device__ __forceinline__ int row(int turn) const { return turn * kRows + row_; }
   __device__ __forceinline__ bool has(int turn, int live) const { return works_ && row(turn) < live; }
-  __device__ __forceinline__ int column() const { return block_ * kNormBlock + lane() * 8; }
-  __device__ __forceinline__ uint32_t place(int row) const {
-    return uint32_t((chunk_ * Tokens + row) * 128 + (lane() % 8 ^ row % 8) * 16);
-  }
-  __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(shared_ + a_.plan.factors_at); }
+  __device__ __forceinline__ int column() const { return block_ * kNormBlock + lane_ * 8; }
 
   /// The blocks' sums of squares, in the other CTAs too where these do not read whole rows; then a factor for every
   /// row.
-  __device__ __forceinline__ void find_factors(const uint4 (&values)[kTurns], int live) const {
-    auto* sums = reinterpret_cast<float*>(shared_ + a_.plan.block_sums_at);
+  __device__ __forceinline__ void find_factors(const uint4 (&values)[kTurns], int live, uint32_t parity) const {
+    auto* sums = reinterpret_cast<float*>(place_.shared + Shape::kBlockSumsAt);
     const int row_blocks = a_.row_blocks();
-    const uint32_t sums_there = address_in(shared_address(sums), uint32_t(lane()) % kParts);
+    const uint32_t there = uint32_t(lane_) % kParts;  // each of four lanes tells one CTA
+    const uint32_t sums_there = address_in(place_.base + Shape::kBlockSumsAt, there);
+    const uint32_t full_there = address_in(place_.sums_full().address, there);
+    if (!kWholeRows && threadIdx.x == 0) place_.sums_full().expect(uint32_t(live * row_blocks) * sizeof(float));
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (turn * rows_a_turn_ >= live) break;  // for all threads alike
+      if (turn * kRows >= live) break;  // for all threads alike
       const float sum = block_sum(sum_of_squares(values[turn]));
-      if (!has(turn, live) || lane() >= (kWholeRows ? 1 : kParts)) continue;
       const int at = row(turn) * row_blocks + block_;
-      if constexpr (kWholeRows) {
-        sums[at] = sum;
+      if (kWholeRows) {
+        if (has(turn, live) && lane_ == 0) sums[at] = sum;
       } else {
-        store_in_cluster(sums_there + uint32_t(at) * 4, sum);
+        if (has(turn, live) && lane_ < kParts) store_remote4(sums_there + uint32_t(at) * 4, sum, full_there);
       }
     }
-    if constexpr (kWholeRows) {
+    if (kWholeRows) {
       __syncthreads();
     } else {
-      cluster_barrier();
+      wait_in_cluster(place_.sums_full(), parity);
     }
     if (int(threadIdx.x) < live) {
-      factors()[threadIdx.x] = norm_factor(sums + int(threadIdx.x) * row_blocks, row_blocks, a_.eps);
+      const float factor = norm_factor(sums + int(threadIdx.x) * row_blocks, row_blocks, a_.eps);
+      reinterpret_cast<float*>(place_.shared + Shape::kFactorsAt)[threadIdx.x] = factor;
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ void keep_q_c(int row, const uint4& values) const {
-    if (!a_.q_c_out.empty()) *reinterpret_cast<uint4*>(a_.q_c_out.row(row) + column()) = values;
-  }
-
   const FrontArguments& a_;
-  int cluster_;
-  std::byte* shared_;
-  int block_, chunk_;  ///< the chunk in shared memory that this lane's values belong to
-  int first_row_, rows_a_turn_;
-  bool works_;   ///< this half of the warp has a block at all
-  bool stored_;  ///< and it belongs to this CTA's part
+  const Place& place_;
+  int lane_, row_;
+  int block_;
+  uint32_t tile_;  ///< of the chunk that this lane's values belong to
+  bool works_;     ///< this half of the warp has a block at all
+  bool stored_;    ///< and it belongs to this CTA's part
   uint4 weight_{};
 };
 
-/// The sums of this CTA's part for one head, 64 rows of W_IQ a warpgroup. Requests the chunks up to `until` on the way.
-template <int Tokens>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tokens / 2], WeightRing& ring, uint32_t activations,
-                                              int until) {
+/// The sums of this CTA's part for one head, 64 rows of W_IQ a warpgroup. Requests what the ring had no room for.
+template <int Tokens, int PartBlocks>
+__device__ __forceinline__ void multiply_part(float (&sums)[Tokens / 2], const FrontArguments& a,
+                                              const FrontPlace<Tokens, PartBlocks>& place, int head, uint32_t parity) {
+  using Shape = FrontShape<Tokens, PartBlocks>;
 #pragma unroll
   for (float& sum : sums) sum = 0;
-  for (int chunk = 0; chunk < ring.chunks(); ++chunk) {
-    ring.wait();
-    fence_async_proxy();
-    if (ring.may_request(until)) wgmma_wait<0>();
-    warpgroup_barrier(1 + WeightRing::warpgroup());
-    ring.request(until);  // into the stage of the chunk before, which all four warps have done with
-    multiply_chunk<Tokens>(sums, ring.take(), activations + uint32_t(chunk * Tokens * 128), chunk > 0);
+#pragma unroll
+  for (int block = 0; block < PartBlocks; ++block) {
+    if (block >= place.part.blocks) break;
+    place.weights_full(block).wait(parity);
+    if (block > 0 && Shape::requested(block) < Shape::requested(block + 1)) {
+      wgmma_wait<0>();
+      named_barrier(1 + uint32_t(place.warpgroup), kWarpgroup);  // all four warps have done with the block before
+      if (place.first_warp && elect_one()) {
+        place.request_weights(a, head, Shape::requested(block), Shape::requested(block + 1));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockChunks; ++i) {
+      const int chunk = block * kBlockChunks + i;
+      multiply_chunk<Tokens>(sums, place.weight_tile(chunk), place.activation_tile(chunk), chunk > 0);
+    }
   }
   wgmma_wait<0>();
   wgmma_settle(sums);
 }
 
-/// Sends the sums of the live tokens to the CTAs that finish them: [rank of the sender][token / 4][128] there.
-template <int Tokens>
-__device__ __forceinline__ void send_sums(const float (&sums)[Tokens / 2], uint32_t exchange, uint32_t rank, int live) {
-  const int thread = int(threadIdx.x), pair = thread % 4;
-  const int value = thread / 32 * 16 + thread % 32 / 4;  // of 128, in the head
-  const uint32_t at = ((rank * (Tokens / 4) + uint32_t(pair) / 2) * kIndexDim + uint32_t(value)) * 4;
+/// Sends the sums of the live tokens to the CTAs that finish them: [rank of the sender][token / 4][128] there, four
+/// values of a token at a time. Of the four lanes with the same tokens and neighbouring values, each gets one (row
+/// half, token).
+template <int Tokens, int PartBlocks>
+__device__ __forceinline__ void send_sums(const float (&sums)[Tokens / 2], const FrontPlace<Tokens, PartBlocks>& place,
+                                          int live) {
+  using Shape = FrontShape<Tokens, PartBlocks>;
+  const int lane = int(threadIdx.x) % 32, pair = lane % 4;
+  const bool odd = lane & 4, lower = lane & 8;
+  const int value = int(threadIdx.x) / 32 * 16 + (lower ? 8 : 0) + lane / 16 * 4;  // of 128, in the head
+  const int token = 2 * pair + (odd ? 1 : 0);                                      // of 8
+  const uint32_t to_rank = uint32_t(token) % kParts;
+  const uint32_t at = ((place.rank * Shape::kRankTokens + uint32_t(token) / kParts) * kIndexDim + uint32_t(value)) * 4;
+  const uint32_t there = address_in(place.base + Shape::kExchangeAt, to_rank) + at;
+  const uint32_t full = address_in(place.exchange_full().address, to_rank);
 #pragma unroll
-  for (int odd = 0; odd < 2; ++odd) {
-    const uint32_t there = address_in(exchange, uint32_t(2 * pair + odd) % kParts) + at;
-#pragma unroll
-    for (int eight = 0; eight < Tokens / 8; ++eight) {  // token = 8 eight + 2 pair + odd
-      if (8 * eight + 2 * pair + odd >= live) continue;
-      store_in_cluster(there + uint32_t(eight * 2 * kIndexDim) * 4, sums[4 * eight + odd]);
-      store_in_cluster(there + uint32_t(eight * 2 * kIndexDim + 8) * 4, sums[4 * eight + 2 + odd]);
-    }
+  for (int eight = 0; eight < Tokens / 8; ++eight) {
+    if (8 * eight >= live) break;
+    const float* d = sums + 4 * eight;  // rows +0: even and odd token; rows +8: even and odd token
+    const float upper_got = __shfl_xor_sync(0xFFFFFFFF, odd ? d[0] : d[1], 4);
+    const float lower_got = __shfl_xor_sync(0xFFFFFFFF, odd ? d[2] : d[3], 4);
+    const float2 upper = odd ? float2{upper_got, d[1]} : float2{d[0], upper_got};
+    const float2 lower_rows = odd ? float2{lower_got, d[3]} : float2{d[2], lower_got};
+    const float2 keep = lower ? lower_rows : upper, give = lower ? upper : lower_rows;
+    const float2 got = {__shfl_xor_sync(0xFFFFFFFF, give.x, 8), __shfl_xor_sync(0xFFFFFFFF, give.y, 8)};
+    const float2 low = lower ? got : keep, high = lower ? keep : got;
+    if (8 * eight + token >= live) continue;
+    store_remote16(there + uint32_t(eight * 2 * kIndexDim) * 4,
+                   {bits_of(low.x), bits_of(low.y), bits_of(high.x), bits_of(high.y)}, full);
   }
 }
 
-/// The tokens that this CTA finishes, one a warp and turn.
-template <int Tokens>
-struct OwnTokens {
-  static constexpr int kTurns = Tokens / 4 > kFrontWarps ? Tokens / 4 / kFrontWarps : 1;
+/// Adds the four parts of the tokens that this CTA finishes, one a warp and turn, and quantises the head.
+template <int Tokens, int PartBlocks>
+class Finish {
+  using Shape = FrontShape<Tokens, PartBlocks>;
+  static constexpr int kTurns = (Shape::kRankTokens + kFrontWarps - 1) / kFrontWarps;
 
-  static __device__ __forceinline__ int turn_slot(int turn) { return turn * kFrontWarps + int(threadIdx.x) / 32; }
-  static __device__ __forceinline__ int token(int turn, uint32_t rank) { return turn_slot(turn) * kParts + int(rank); }
+ public:
+  __device__ Finish(const FrontArguments& a, const FrontPlace<Tokens, PartBlocks>& place, int first, int live, int head)
+      : a_(a), place_(place), first_(first), live_(live), head_(head) {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      wv_[turn] = token(turn) < live ? a.output.wv(first + token(turn), head) : BFloat16{};
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int lane = int(threadIdx.x) % 32;
+    const auto* exchange = reinterpret_cast<const float4*>(place_.shared + Shape::kExchangeAt) + lane;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (token(turn) >= live_) continue;
+      float4 sum = exchange[slot(turn) * 32];
+#pragma unroll
+      for (int sender = 1; sender < kParts; ++sender) {
+        const float4 other = exchange[(sender * Shape::kRankTokens + slot(turn)) * 32];
+        sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
+      }
+      a_.output.finish(first_ + token(turn), head_, sum, wv_[turn], lane);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int slot(int turn) { return turn * kFrontWarps + int(threadIdx.x) / 32; }
+  __device__ __forceinline__ int token(int turn) const { return slot(turn) * kParts + int(place_.rank); }
+
+  const FrontArguments& a_;
+  const FrontPlace<Tokens, PartBlocks>& place_;
+  int first_, live_, head_;
+  BFloat16 wv_[kTurns];
 };
 
-template <int Tokens, bool NormHere>
-__device__ __forceinline__ void project_heads(const FrontArguments& a, int cluster, std::byte* shared) {
-  using Own = OwnTokens<Tokens>;
-  constexpr bool kOverlay = exchange_overlays_ring(Tokens);
-  const uint32_t rank = cluster_rank();
-  const uint32_t base = fixed_shared_address(shared);
-  const Part part = part_of(int(rank), a.row_blocks());
-  const int lane = int(threadIdx.x) % 32;
-
-  cluster_arrive();
-  WeightRing ring(a, part, cluster, base);
-  const int heads = (a.heads - cluster + a.head_clusters - 1) / a.head_clusters;  // of this cluster
-  const int all_chunks = (a.rows + Tokens - 1) / Tokens * heads * ring.chunks();
-  ring.request(kOverlay ? ring.chunks() : all_chunks);
-  prefetch_beyond_ring(a, part, cluster);
-  Activations<Tokens, NormHere> activations(a, part, cluster, shared);
+template <int Tokens, int PartBlocks, template <int, int> class Activations>
+__device__ __forceinline__ void project_heads(const FrontArguments& a, std::byte* shared) {
+  using Shape = FrontShape<Tokens, PartBlocks>;
+  const FrontPlace<Tokens, PartBlocks> place(a, shared);
+  place.init_barriers();
+  cluster_arrive_relaxed();
+  if (place.first_warp && elect_one()) {
+    place.request_weights(a, place.cluster, 0, Shape::kStages);
+    place.prefetch_weights(a, place.cluster);
+  }
+  const Activations<Tokens, PartBlocks> activations(a, place);
   wait_for_earlier_kernels();
   let_next_kernel_start();
   cluster_wait();  // the others run: their shared memory may be written
 
-  int pass = 0;
-  for (int first = 0; first < a.rows; first += Tokens) {
+  uint32_t tile = 0, pass = 0;
+  for (int first = 0; first < a.rows; first += Tokens, ++tile) {
     const int live = min(Tokens, a.rows - first);
-    activations.load(first, live);
-    for (int head = cluster; head < a.heads; head += a.head_clusters, ++pass) {
-      const int until = kOverlay ? (pass + 1) * ring.chunks() : all_chunks;
-      if (kOverlay && pass > 0) {
-        __syncthreads();  // the exchange has been read
-        ring.request(until);
+    activations.load(first, live, tile & 1);
+    for (int head = place.cluster; head < a.heads; head += a.head_clusters, ++pass) {
+      const Finish<Tokens, PartBlocks> finish(a, place, first, live, head);
+      if (threadIdx.x == 0 && place.own_tokens(live) > 0) {
+        place.exchange_full().expect(uint32_t(place.own_tokens(live) * kParts * kIndexDim) * sizeof(float));
       }
       float sums[Tokens / 2];
-      multiply_part<Tokens>(sums, ring, base + a.plan.activations_at, until);
-      if (kOverlay || pass > 0) cluster_barrier();  // the others' exchange is free
-
-      send_sums<Tokens>(sums, base + a.plan.exchange_at, rank, live);
-      float wv[Own::kTurns];
-#pragma unroll
-      for (int turn = 0; turn < Own::kTurns; ++turn) {
-        const int token = Own::token(turn, rank);
-        wv[turn] = token < live ? a.output.wv(first + token, head) : 0;
+      multiply_part<Tokens, PartBlocks>(sums, a, place, head, pass & 1);
+      if (Shape::kOverlay || pass > 0) {  // the others' exchange must be free
+        cluster_arrive_relaxed();
+        cluster_wait();
       }
-      cluster_barrier();
-#pragma unroll
-      for (int turn = 0; turn < Own::kTurns; ++turn) {
-        const int token = Own::token(turn, rank);
-        if (token >= live) continue;
-        const auto* exchange =
-            reinterpret_cast<const float4*>(shared + a.plan.exchange_at) + Own::turn_slot(turn) * 32 + lane;
-        float4 sum = exchange[0];
-#pragma unroll
-        for (int sender = 1; sender < kParts; ++sender) {
-          const float4 other = exchange[sender * (Tokens / 4) * 32];
-          sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
+      send_sums<Tokens, PartBlocks>(sums, place, live);
+      if (place.own_tokens(live) > 0) wait_in_cluster(place.exchange_full(), pass & 1);
+      finish.run();
+
+      const int next = head + a.head_clusters < a.heads ? head + a.head_clusters : place.cluster;
+      if (next != place.cluster || first + Tokens < a.rows) {
+        __syncthreads();  // the exchange has been read, and all warps have done with the weights
+        if (place.first_warp && elect_one()) {
+          place.request_weights(a, next, 0, Shape::kStages);
+          place.prefetch_weights(a, next);
         }
-        a.output.finish(first + token, head, sum, wv[turn], lane);
       }
     }
   }
 }
 
 __device__ __forceinline__ void insert_keys(const FrontArguments& a) {
+  const int lane = int(threadIdx.x) % 32;
+  const KeyInsert::Norm norm = a.keys.norm(lane);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int warps = kParts * kFrontWarps;
-  for (int row = int(cluster_rank()) * kFrontWarps + int(threadIdx.x) / 32; row < a.rows; row += warps) {
-    a.keys.insert(row, int(threadIdx.x) % 32);
-  }
+  const int block = int(blockIdx.x) - a.head_clusters * kParts;
+  const int step = a.key_clusters * kParts * kFrontWarps;
+  for (int row = block * kFrontWarps + int(threadIdx.x) / 32; row < a.rows; row += step) a.keys.insert(row, norm, lane);
 }
 
-template <int Tokens, bool NormHere>
+template <int Tokens, int PartBlocks, template <int, int> class Activations>
 __global__ void __launch_bounds__(kFrontThreads, 2) index_front(const __grid_constant__ FrontArguments a) {
   extern __shared__ __align__(1024) std::byte shared[];
-  const int cluster = int(blockIdx.x) / kParts;
-  if (cluster < a.head_clusters) {
-    project_heads<Tokens, NormHere>(a, cluster, shared);
+  if (int(blockIdx.x) < a.head_clusters * kParts) {
+    project_heads<Tokens, PartBlocks, Activations>(a, shared);
   } else {
     insert_keys(a);
   }

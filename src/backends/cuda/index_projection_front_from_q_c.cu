@@ -5,8 +5,8 @@
 namespace dsacore::cuda {
 
 void run_front_from_q_c(const IndexProjectionArgs& args, const Workspace& workspace) {
-  run_front_kernel<false>(args, workspace);
+  run_front_kernel<StoredActivations>(args, workspace);
 }
-void prepare_front_from_q_c(const ShapeKey&) { prepare_front_kernel<false>(); }
+void prepare_front_from_q_c(const ShapeKey&) { prepare_front_kernel<StoredActivations>(); }
 
 }  // namespace dsacore::cuda

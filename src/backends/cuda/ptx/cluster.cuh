@@ -48,6 +48,11 @@ __device__ __forceinline__ void store_remote16(uint32_t to, const uint4& v, uint
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
 }
+__device__ __forceinline__ void store_remote4(uint32_t to, float v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(v)),
+               "r"(barrier)
+               : "memory");
+}
 /// Copies `bytes` of shared memory to another CTA of the cluster and counts them on its barrier.
 __device__ __forceinline__ void copy_to_cta(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

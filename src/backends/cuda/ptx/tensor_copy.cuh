@@ -18,4 +18,14 @@ __device__ __forceinline__ void tensor_copy(uint32_t to_shared, const CUtensorMa
       : "memory");
 }
 
+/// Asks for a box in L2; changes nothing, so that it may run before the wait for earlier kernels.
+__device__ __forceinline__ void prefetch_box_l2(const CUtensorMap& map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row)
+               : "memory");
+}
+/// Fetches the map itself, which the first copy would otherwise wait for.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 }  // namespace dsacore::cuda
