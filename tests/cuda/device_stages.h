@@ -1,5 +1,6 @@
-// Runs stages of the cuda backend over a Case: what tests/support/stages.h does on the host, with every tensor in device
-// memory. Outputs and scratch are poisoned with 0xFF when a runner is made; what a stage needs is put in from the host.
+// Runs stages of the cuda backend over a Case: what tests/support/stages.h does on the host, with every tensor in
+// device memory. Outputs and scratch are poisoned with 0xFF when a runner is made; what a stage needs is put in from
+// the host.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,7 +41,8 @@ inline void sync() { cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize
 /// A Case's weights, inputs and caches on the device, and the tensors between the stages. Views hold device pointers.
 class DeviceRunner {
  public:
-  explicit DeviceRunner(const Case& source, int64_t live_rows = -1) : source_(source), owned_(make_model(source.config, source.weights)) {
+  explicit DeviceRunner(const Case& source, int64_t live_rows = -1)
+      : source_(source), owned_(make_model(source.config, source.weights)) {
     rows = live_rows < 0 ? source.step.projected.extent(0) : live_rows;
     const LayerModel& host = owned_.model;
     model_ = host;
@@ -106,16 +108,20 @@ class DeviceRunner {
   }
 
   QueryArgs query_args() { return {&model_, projected, slots, kv, q_c, query}; }
-  IndexProjectionArgs index_projection_args() { return {&model_, projected, q_c, index_slots, index, index_query, head_weights}; }
+  IndexProjectionArgs index_projection_args() {
+    return {&model_, projected, q_c, index_slots, index, index_query, head_weights};
+  }
   IndexerArgs indexer_args() {
-    return {&model_, source_.step.q, {}, seq_lens, block_table, index_block_table, kv.page, kv.stride_rows, index, index_query,
-            head_weights, topk_tokens, topk_rows, valid, {}};
+    return {&model_,   source_.step.q, {},    seq_lens,    block_table,  index_block_table,
+            kv.page,   kv.stride_rows, index, index_query, head_weights, topk_tokens,
+            topk_rows, valid,          {}};
   }
   SparseCoreArgs sparse_core_args() { return {&model_, query, topk_rows, valid, kv, latent, lse}; }
   ValueArgs value_args() {
     const LayerSizes& z = model_.sizes;
-    const View<const BFloat16, 2> gate = View<const BFloat16, 2>(projected.data() + z.gate_at(), rows, int64_t(z.heads) * kValue)
-                                             .with_pitch(projected.stride(0));
+    const View<const BFloat16, 2> gate =
+        View<const BFloat16, 2>(projected.data() + z.gate_at(), rows, int64_t(z.heads) * kValue)
+            .with_pitch(projected.stride(0));
     return {&model_, latent, model_.w_uv(), gate, out, seq_lens, source_.step.q};
   }
 
@@ -163,7 +169,8 @@ class DeviceRunner {
     const auto* data = reinterpret_cast<const T*>(upload_bytes(v.data(), elements * int64_t(sizeof(T))));
     if constexpr (Rank == 1) return View<const T, 1>(data, v.extent(0));
     if constexpr (Rank == 2) return View<const T, 2>(data, v.extent(0), v.extent(1)).with_pitch(v.stride(0));
-    if constexpr (Rank == 3) return View<const T, 3>(data, v.extent(0), v.extent(1), v.extent(2)).with_pitch(v.stride(0));
+    if constexpr (Rank == 3)
+      return View<const T, 3>(data, v.extent(0), v.extent(1), v.extent(2)).with_pitch(v.stride(0));
   }
 
   const Case& source_;
@@ -188,7 +195,8 @@ inline std::vector<std::byte> fetch_bytes(const void* device, int64_t bytes) {
 /// Copies a dense host tensor into a device tensor of the same shape, e.g. `put(reference.q_c, device.q_c)`.
 template <class T, class U, int Rank>
 void put(const View<T, Rank>& host, const View<U, Rank>& device) {
-  cuda::check(cudaMemcpy(device.data(), host.data(), size_t(host.size()) * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  cuda::check(cudaMemcpy(device.data(), host.data(), size_t(host.size()) * sizeof(T), cudaMemcpyHostToDevice),
+              "cudaMemcpy");
 }
 
 }  // namespace dsacore::test

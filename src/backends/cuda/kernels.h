@@ -1,4 +1,5 @@
-// The stages of the cuda backend, each a list of kernels in order of preference. One file (or a few with one name) a list.
+// The stages of the cuda backend, each a list of kernels in order of preference. One file (or a few with one name) a
+// list.
 #pragma once
 
 #include <span>
@@ -8,8 +9,8 @@
 namespace dsacore::cuda {
 
 std::span<const Kernel<QueryArgs>> query_kernels();
-/// Step 1 alone, for a chain whose index projection goes before its query stage: writes q_c, with the bits of every query
-/// kernel, and nothing else. Needs no scratch.
+/// Step 1 alone, for a chain whose index projection goes before its query stage: writes q_c, with the bits of every
+/// query kernel, and nothing else. Needs no scratch.
 void enqueue_query_norm(const QueryArgs& args, const Workspace& workspace);
 std::span<const Kernel<IndexProjectionArgs>> index_projection_kernels();
 std::span<const Kernel<IndexerArgs>> indexer_kernels();
