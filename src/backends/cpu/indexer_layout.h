@@ -19,7 +19,8 @@ namespace dsacore::cpu {
 // A unit is what is decoded and multiplied at a time: half an index page, so that all of it stays in L1.
 inline constexpr int kUnitTokens = 32;
 inline constexpr int kUnitsOfPage = kIndexPage / kUnitTokens;
-// How far ahead a unit's bytes are asked for, and before that a line of each of its pages of memory, for their addresses.
+// How far ahead a unit's bytes are asked for, and before that a line of each of its pages of memory, for their
+// addresses.
 inline constexpr int kUnitsAhead = 4;
 inline constexpr int kTouchAhead = 12;
 // The longer a task, the less its start counts; but threads are to be equally busy.
