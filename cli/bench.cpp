@@ -29,6 +29,7 @@ struct BenchCommand {
 struct BenchResult {
   Peaks peaks;
   bool measured_bandwidth = false;
+  bool measured_flops = false;
   std::vector<BenchPoint> points;
 };
 
@@ -46,24 +47,32 @@ std::vector<std::string> lengths_of(const std::string& list) {
   return lengths;
 }
 
+/// What floors are counted with.
+void find_peaks(const BenchCommand& c, BenchResult& result) {
+  if (c.options.run.backend == BackendKind::kCuda) {
+    result.peaks = kH200Peaks;
+    if (c.bandwidth > 0) result.peaks.bytes_per_second = c.bandwidth * 1e9;
+    return;
+  }
+  ContextOptions machine;
+  machine.backend = c.options.run.backend;
+  machine.threads = c.options.run.threads;
+  machine.cpu_target = c.options.run.cpu_target;
+  const Context context(machine);  // resolves threads and target as the runs will
+  Threads threads(context.threads());
+  const bool reference = c.options.run.backend == BackendKind::kReference;
+  const Backend& backend = reference ? reference_backend() : *cpu_backend(context.cpu_target());
+  result.measured_bandwidth = c.bandwidth == 0;
+  result.measured_flops = true;
+  result.peaks = {c.bandwidth > 0 ? c.bandwidth * 1e9 : measure_read_bandwidth(threads),
+                  measure_bf16_rate(backend, threads)};
+}
+
 BenchResult measure(BenchCommand& c) {
   const std::vector<std::string> contexts = lengths_of(c.context);
-  const int64_t runs = int64_t(contexts.size()) * (bench_warmup_runs(c.options.layers) + c.options.repeat);
-  Progress progress("measuring the machine", runs);
+  Progress progress("measuring the machine", int64_t(contexts.size()) * bench_runs(c.options));
   BenchResult result;
-  {
-    ContextOptions machine;
-    machine.backend = c.options.run.backend;
-    machine.threads = c.options.run.threads;
-    machine.cpu_target = c.options.run.cpu_target;
-    const Context context(machine);  // resolves threads and target as the runs will
-    Threads threads(context.threads());
-    const bool reference = c.options.run.backend == BackendKind::kReference;
-    const Backend& backend = reference ? reference_backend() : *cpu_backend(context.cpu_target());
-    result.measured_bandwidth = c.bandwidth == 0;
-    result.peaks = {c.bandwidth > 0 ? c.bandwidth * 1e9 : measure_read_bandwidth(threads),
-                    measure_bf16_rate(backend, threads)};
-  }
+  find_peaks(c, result);
   c.options.on_run = [&] { progress.advance(); };
   for (const std::string& context : contexts) {
     progress.set_what("context " + context);
@@ -77,7 +86,8 @@ std::string peaks_text(const BenchResult& result) {
   std::string text = fmt::format("{:.1f} GB/s read{}", result.peaks.bytes_per_second / 1e9,
                                  result.measured_bandwidth ? " (measured)" : " (given)");
   if (result.peaks.flops_per_second > 0)
-    text += fmt::format(", {:.0f} GFLOP/s BF16 (measured)", result.peaks.flops_per_second / 1e9);
+    text += fmt::format(", {:.0f} GFLOP/s BF16{}", result.peaks.flops_per_second / 1e9,
+                        result.measured_flops ? " (measured)" : " (given)");
   return text;
 }
 
@@ -90,7 +100,7 @@ std::string shape_text(const BenchCommand& c) {
 std::string machine_text(const BenchCommand& c, const BenchResult& result) {
   const BenchPoint& point = result.points[0];
   return fmt::format("{} on {}, {} thread{}, {} layer{} in turn, {} runs", name_of(c.options.run.backend), point.target,
-                     point.threads, point.threads == 1 ? "" : "s", c.options.layers, c.options.layers == 1 ? "" : "s",
+                     point.threads, point.threads == 1 ? "" : "s", point.layers, point.layers == 1 ? "" : "s",
                      c.options.repeat);
 }
 
@@ -150,7 +160,7 @@ nlohmann::ordered_json result_json(const BenchCommand& c, const BenchResult& res
           {"backend", name_of(c.options.run.backend)},
           {"target", first.target},
           {"threads", first.threads},
-          {"layers", c.options.layers},
+          {"layers", first.layers},
           {"repeat", c.options.repeat},
           {"bytes_per_second", result.peaks.bytes_per_second},
           {"bytes_per_second_measured", result.measured_bandwidth},
@@ -176,7 +186,7 @@ int bench(BenchCommand& c) {
   }
   fmt::print("{}\n{}\nfloors: {}\n", shape_text(c), machine_text(c, result), peaks_text(result));
   for (const BenchPoint& point : result.points) print_point(point, result.peaks);
-  if (c.options.layers == 1)
+  if (result.points[0].layers == 1)
     fmt::print(
         "\nOne layer: what fits the caches is read from them and may beat its floor; --layers rotates over several.\n");
   if (!c.plot.empty()) fmt::print("wrote {}\n", c.plot);
@@ -196,8 +206,13 @@ void add_bench(CLI::App& program, Chosen& chosen) {
   add_backend(app, c->options.run.backend);
   add_machine(app, c->options.run);
   add_number(app, "--repeat", c->options.repeat, 1, 100000, "Timed runs for each context");
-  add_number(app, "--layers", c->options.layers, 1, 256,
-             "Layers that take turns, each with its own weights and caches");
+  app.add_option(
+         "--layers", c->options.layers,
+         "Layers that take turns, each with its own weights and caches (1..256; default: 1; cuda: 8, or 6 or 4 where "
+         "memory is short)")
+      ->check(CLI::Range(1, 256).description(""))
+      ->type_name("N");
+  add_device(app, c->options.run);
   app.add_option("--bandwidth", c->bandwidth, "GB/s that floors are counted with (default: measured by a sweep)")
       ->check(CLI::Range(0.001, 1e6).description(""))
       ->type_name("X");

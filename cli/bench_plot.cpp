@@ -69,10 +69,14 @@ void draw_stack(Svg& svg, const BenchPoint& point, double x, double width, doubl
 }
 
 /// What 100 % is drawn as: the whole height, or less where a floor is higher than its time (work that stays in the
-/// caches).
+/// caches), or the stages' times (stages that overlap).
 double highest_share(const BenchPlot& plot) {
   double highest = 1;
-  for (const BenchPoint& point : plot.points) highest = std::max(highest, point.floor / point.layer.median());
+  for (const BenchPoint& point : plot.points) {
+    double stages = 0;
+    for (const BenchStage& stage : point.stages) stages += stage.median();
+    highest = std::max({highest, point.floor / point.layer.median(), stages / point.layer.median()});
+  }
   return 1.04 * highest;
 }
 

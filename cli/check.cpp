@@ -53,6 +53,7 @@ Checked run_both(const CheckCommand& c) {
   progress.advance();
   CompareOptions options;
   options.threads = expected.report.threads;
+  if (c.run.backend == BackendKind::kCuda) options.topk_tolerance = kCudaTopkTolerance;
   bool started = false;
   options.on_part = [&](const char* part) {
     progress.set_what("comparing " + std::string(part));
@@ -69,7 +70,6 @@ std::string name_text(BackendKind backend, const RunReport& report) {
 
 int check(CheckCommand& c) {
   require_built(c.run.backend);
-  require_built(c.against);
   c.run.deadline = deadline_of(c.deadline_seconds);
   c.run.dump = true;
   const Checked checked = run_both(c);
@@ -112,11 +112,12 @@ void add_check(CLI::App& program, Chosen& chosen) {
       "Exit status 1 where a tensor is outside its bound.");
   add_case(app, c->layer, c->step);
   add_backend(app, c->run.backend)->description("The backend that is judged");
-  add_named<BackendKind>(app, "--against", c->against, backend_of, {"reference", "cpu", "cuda"},
+  add_named<BackendKind>(app, "--against", c->against, backend_of, {"reference", "cpu"},
                          "The backend that it is judged by");
   add_text(app, "--against-target", c->against_target, "NAME",
            "Instruction set of a cpu backend that is judged by (default: the best)");
   add_machine(app, c->run);
+  add_device(app, c->run);
   add_ranks(app, c->run, c->deadline_seconds);
   app.add_flag("--json", c->json, "Print the comparison in JSON");
   app.callback([c, &chosen] { chosen.act = [c] { return check(*c); }; });

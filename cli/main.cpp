@@ -35,6 +35,7 @@ int status_of(ErrorCode code) {
     case ErrorCode::kMalformedFile:
     case ErrorCode::kIo: return kBadInput;
     case ErrorCode::kNoMemory:
+    case ErrorCode::kDevice:
     case ErrorCode::kPeerLost:
     case ErrorCode::kInternal: break;
   }

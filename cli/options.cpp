@@ -50,6 +50,10 @@ void add_machine(CLI::App& app, RunOptions& options) {
            "late_front. The CPU backends run all of them as serial and give the same bits");
 }
 
+void add_device(CLI::App& app, RunOptions& options) {
+  add_number(app, "--device", options.device, 0, 63, "CUDA device; the CPU backends do not read it");
+}
+
 void add_ranks(CLI::App& app, RunOptions& options, double& deadline_seconds) {
   add_number(app, "--dcp", options.dcp, 1, kMaxRanks,
              "Ranks that share each context (decode context parallelism); must divide the heads");
@@ -81,7 +85,7 @@ void add_sizes(CLI::App& app, CaseOptions& o) {
 }
 
 void require_built(BackendKind backend) {
-  if (backend != BackendKind::kCuda) return;
+  if (backend != BackendKind::kCuda || (" " + backends() + " ").find(" cuda ") != std::string::npos) return;
   throw Exception({ErrorCode::kUnsupported, "backend", "cuda", "not built in; this build has: " + backends()});
 }
 

@@ -46,6 +46,9 @@ CLI::Option* add_backend(CLI::App& app, BackendKind& backend);
 /// --cpu-target, --threads, --tables, --overlap.
 void add_machine(CLI::App& app, RunOptions& options);
 
+/// --device.
+void add_device(CLI::App& app, RunOptions& options);
+
 /// --dcp, --interleave, --partial, --deadline.
 void add_ranks(CLI::App& app, RunOptions& options, double& deadline_seconds);
 

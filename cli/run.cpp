@@ -21,7 +21,6 @@ struct RunCommand {
   std::string rendezvous;
   int rank = -1;
   double deadline_seconds = 10;
-  bool check_inputs = false;
   bool json = false;
 };
 
@@ -54,7 +53,7 @@ void print_summary(const RunCommand& c, const Inputs& in, const RunReport& repor
   for (const StageTime& stage : report.stages) {
     stages += fmt::format("{}{} {}", stages.empty() ? "" : ", ", stage.stage, seconds_text(stage.seconds));
   }
-  fmt::print("{}: {}\n", styled(Style::kBold, seconds_text(report.run_seconds)), stages);
+  fmt::print("{}{}{}\n", styled(Style::kBold, seconds_text(report.run_seconds)), stages.empty() ? "" : ": ", stages);
   fmt::print("prepared in {}; {} of files, {} reserved\n", seconds_text(report.prepare_seconds),
              bytes_text(double(file_bytes)), bytes_text(double(report.reserved_bytes)));
   fmt::print("wrote {}\n", c.out);
@@ -121,10 +120,10 @@ void add_run(CLI::App& program, Chosen& chosen) {
   add_text(app, "--out", c->out, "FILE", "Output file (safetensors), written whole or not at all")->required();
   add_backend(app, c->run.backend);
   add_machine(app, c->run);
-  add_number(app, "--device", c->run.device, 0, 63, "CUDA device; the CPU backends do not read it");
+  add_device(app, c->run);
   add_word(app, "--dump", c->dump, {"out", "all"}, "all: write the tensors between the stages and the caches too");
-  app.add_flag("--check-inputs", c->check_inputs,
-               "Check slots, pages and lengths before the step; the CPU backends always do");
+  app.add_flag("--check-inputs", c->run.check_inputs,
+               "Check slots, pages and lengths on the CUDA device too; on the host they are always checked");
   add_ranks(app, c->run, c->deadline_seconds);
   add_word(app, "--transport", c->transport, {"threads", "shm", "mpi", "cuda", "nccl"}, "How ranks reach each other");
   add_text(app, "--rendezvous", c->rendezvous, "FOLDER", "Where ranks that are processes meet");

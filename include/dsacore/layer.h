@@ -35,10 +35,13 @@ struct ReservedItem {
   int64_t bytes = 0;
 };
 
-/// Threads, scratch and tables of layers that run in one order, from one thread at a time.
+/// Threads, scratch and tables of layers that run in one order, from one thread at a time. On the cuda backend that
+/// order is a stream's: for streams that run at once, make a context each. All objects work while another device is
+/// current, and leave the current device as it was.
 class Context {
  public:
-  /// Throws `kUnsupported` where the backend or target cannot run here, naming what can.
+  /// Throws `kUnsupported` where the backend or target cannot run here, naming what can. The cuda backend needs a
+  /// device of compute capability 9.0 and a driver of its toolkit's major version.
   explicit Context(const ContextOptions& options = {});
   ~Context();
   Context(const Context&) = delete;
@@ -46,7 +49,8 @@ class Context {
 
   BackendKind backend() const;
   int threads() const;
-  std::string_view cpu_target() const;  ///< the instruction set in use; "scalar" for the reference backend
+  /// The instruction set in use; "scalar" for the reference backend, "sm_90a" for the cuda backend.
+  std::string_view cpu_target() const;
   /// Scratch shared by all layers prepared so far.
   std::vector<ReservedItem> reserved() const;
 
@@ -71,11 +75,15 @@ struct PrepareOptions {
       0;                  ///< pages of 64 tokens in the index cache; 0: unknown. Bounds the context and so the scratch
   std::string overlap{};  ///< "rows:mode,..." or a mode; empty: the table's
   std::string kernels{};  ///< "stage=rows:name,...;..." ; empty: the table's
-  Box* box = nullptr;     ///< DCP: this rank's end, which outlives the layer; null: one rank
+  /// cuda: every run first checks slots, lengths and tables on the device, which the host cannot read, and a step that
+  /// points outside its caches writes nothing but zeros: see `inputs_status`. The other backends always check.
+  bool check_inputs = false;
+  Box* box = nullptr;  ///< DCP (not on cuda): this rank's end, which outlives the layer; null: one rank
 };
 
 /// The tensors between the stages of the last run, in scratch that the context's layers share: read them before the
-/// next run. Rows past the requests given hold unspecified bytes in the query-stage tensors.
+/// next run. Rows past the requests given hold unspecified bytes in the query-stage tensors. On the cuda backend the
+/// views hold device pointers, and what they show is there when the run's queue has come past it.
 struct StageViews {
   View<const BFloat16, 2> q_c;         ///< [B, q_lora]
   View<const std::byte, 3> query;      ///< [B, heads (of all ranks under DCP), 576 elements] BF16 or e4m3, as bytes
@@ -95,6 +103,10 @@ struct StageTime {
 };
 
 /// A DSA layer, prepared.
+///
+/// On the cuda backend every pointer of weights, caches and steps is one to memory of the context's device. Prepare and
+/// prepare_cache wait for the device; prepare all layers of a context before the first graph is captured, since scratch
+/// that grows moves.
 class PreparedLayer {
  public:
   /// Checks everything, picks kernels for every (B, q), packs weights, reserves scratch. Throws `Exception` (spec 10)
@@ -110,7 +122,23 @@ class PreparedLayer {
   void prepare_cache(const KvCache& kv, const IndexCache& index);
 
   /// Runs one step. Checks slots, pages, lengths (spec 10) before the first write. Allocates nothing on success.
+  ///
+  /// cuda: enqueues the step on the queue's stream and returns; it neither waits nor reads what tensors hold, so it may
+  /// be captured in a graph and replayed with other contents. It checks what the host can know: shapes, pitches, batch,
+  /// page. The step's tensors must stay until the stream has come past it.
   Status run(const Step& step, Queue queue = {}) noexcept;
+
+  /// With `check_inputs`: what was wrong with the first step that was refused since this was last asked. Waits for the
+  /// device; call it when the queue has come past those steps.
+  Status inputs_status();
+
+  /// Runs (cuda: enqueues) one stage of a step alone, on what the stages before it left behind: to measure it. Of one
+  /// rank; `stage` is one of `stage_names`.
+  Status run_stage(const Step& step, std::string_view stage, Queue queue = {}) noexcept;
+  /// The overlap mode of a prepared (B, q); backends that compute on the host run each as serial.
+  OverlapMode overlap(int rows, int q) const;
+  /// The stages of a prepared (B, q), in the order in which they run or are enqueued.
+  std::vector<std::string_view> stage_names(int rows, int q) const;
 
   const LayerSizes& sizes() const;
   StageViews stages() const;               ///< of the last run
@@ -119,7 +147,8 @@ class PreparedLayer {
   std::vector<ReservedItem> reserved_bytes() const;
   /// One line a (B, q): the kernel of each stage and the overlap mode.
   std::vector<std::string> choices() const;
-  /// From now on `run` appends a time per stage to `*times` (null: stop). The vector must have capacity to spare.
+  /// From now on `run` appends a time per stage to `*times` (null: stop). The vector must have capacity to spare. The
+  /// cuda backend, which does not wait, appends nothing.
   void record_times(std::vector<StageTime>* times);
 
  private:

@@ -106,6 +106,7 @@ struct Step {
   View<const int32_t, 2> index_block_table;  ///< [r, W'] index page ids, or empty: derived from `block_table`
   View<const int32_t, 1> seq_lens;           ///< [r] global lengths, this step's q tokens included
   View<BFloat16, 2> out;                     ///< [B, heads*128], written whole
+  int page = 0;  ///< P that `block_table` counts in, refused where the bound cache has another; 0: the bound cache's
 };
 
 }  // namespace dsacore

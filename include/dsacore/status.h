@@ -14,6 +14,7 @@ enum class ErrorCode {
   kMalformedFile,  ///< a file that cannot be read as what it claims to be
   kIo,             ///< the operating system refused to open, read, map or write
   kNoMemory,       ///< an allocation failed
+  kDevice,         ///< the GPU or its driver refused a call
   kPeerLost,       ///< a DCP rank fell silent, or a peer gave up; the box must be made again
   kInternal,       ///< a bug of this library
 };

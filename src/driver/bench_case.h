@@ -13,17 +13,19 @@
 namespace dsacore {
 
 struct BenchOptions {
-  CaseOptions shape;             ///< `context` one length for all requests
-  RunOptions run;                ///< backend, target, threads, tables, overlap; one rank
-  int repeat = 30;               ///< timed runs
-  int layers = 1;                ///< rotated over, each with its own weights and caches
+  CaseOptions shape;  ///< `context` one length for all requests
+  RunOptions run;     ///< backend, target, threads, tables, overlap; one rank
+  int repeat = 30;    ///< timed runs
+  /// Rotated over, each with weights and caches in memory of its own. 0: one on the host; on a device 8, or 6 or 4
+  /// where its memory is short.
+  int layers = 0;
   std::function<void()> on_run;  ///< after each run, for progress
 };
 
 /// One stage, or the whole layer.
 struct BenchStage {
   std::string name;
-  std::vector<double> seconds;  ///< a value a run, ascending
+  std::vector<double> seconds;  ///< a value a run, ascending; on a device the mean over the layers of a replay
   Work work;                    ///< mean over the layers
 
   double percentile(double share) const;  ///< 0.5: the median
@@ -39,12 +41,16 @@ struct BenchPoint {
   int64_t reserved_bytes = 0;
   std::string target;
   int threads = 0;
+  int layers = 0;
 };
 
 /// Makes the inputs, warms up, times. Throws what preparing and running throw.
+///
+/// On a device all layers in turn are recorded once, and so is each stage of all layers alone, and their replays are
+/// timed there: the whole layer overlaps its stages as it does in a model, and a stage overlaps with itself.
 BenchPoint bench_case(const BenchOptions& options, const Peaks& peaks);
 
-/// Runs before the first timed one: each layer at least twice.
-inline int bench_warmup_runs(int layers) { return 2 * layers + 1; }
+/// Times that `on_run` is called.
+int bench_runs(const BenchOptions& options);
 
 }  // namespace dsacore

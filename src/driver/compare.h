@@ -12,8 +12,11 @@
 
 namespace dsacore {
 
+/// Spec 9: how far from the threshold the score of an exchanged token may lie.
+inline constexpr double kTopkTolerance = 1e-5, kCudaTopkTolerance = 1e-3;
+
 struct CompareOptions {
-  double topk_tolerance = 1e-5;  ///< spec 9: 1e-5 for CPU backends, 1e-3 for CUDA
+  double topk_tolerance = kTopkTolerance;
   int threads = 1;
   /// Called before each part with its name; for progress.
   std::function<void(const char* part)> on_part;

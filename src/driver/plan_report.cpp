@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "layer/context.h"
-#include "memory/aligned_bytes.h"
+#include "memory/memory.h"
 #include "plan/choose.h"
 #include "plan/tables.h"
 
@@ -13,16 +13,16 @@ namespace {
 
 /// A layer of zeros: what prepare needs to choose, pack and reserve.
 struct ZeroLayer {
-  AlignedBytes zeros;
+  MemoryBlock zeros;
   LayerConfig config;
   LayerSizes sizes;
   LayerWeights weights;
 };
 
-ZeroLayer zero_layer(const ProblemShape& shape) {
+ZeroLayer zero_layer(const ProblemShape& shape, Memory& memory) {
   const int64_t q_lora = shape.q_lora, heads = shape.heads, index_rows = int64_t(shape.index_heads) * kIndexDim;
   const int64_t largest = std::max({heads * kHeadQuery * q_lora, heads * kKvB * kLatent, index_rows * q_lora});
-  ZeroLayer layer{AlignedBytes(largest * int64_t(sizeof(BFloat16)), "weights of zeros"), {}, {}, {}};
+  ZeroLayer layer{MemoryBlock(memory, largest * int64_t(sizeof(BFloat16)), "weights of zeros"), {}, {}, {}};
   const auto tensor = [&](int rank, int64_t rows, int64_t columns) {
     return TensorRef{layer.zeros.data(), ElementType::kBf16, rank, {rows, columns}};
   };
@@ -41,22 +41,29 @@ ZeroLayer zero_layer(const ProblemShape& shape) {
   return layer;
 }
 
-std::vector<ReservedItem> prepare(Context& context, const ZeroLayer& layer, const ProblemShape& shape,
-                                  const RunOptions& options, Box* box) {
+/// What a prepare of one rank says.
+struct Prepared {
+  std::vector<ReservedItem> reserved;
+  OverlapMode overlap = OverlapMode::kSerial;
+};
+
+Prepared prepare(Context& context, const ZeroLayer& layer, const ProblemShape& shape, const RunOptions& options,
+                 Box* box) {
   PrepareOptions prepare;
   prepare.batches = {{shape.rows, layer.sizes.width()}};
   prepare.queries = {shape.q};
   prepare.max_context = shape.length;
   prepare.overlap = options.overlap;
   prepare.box = box;
-  return PreparedLayer(context, layer.config, layer.weights, prepare).reserved_bytes();
+  const PreparedLayer prepared(context, layer.config, layer.weights, prepare);
+  return {prepared.reserved_bytes(), prepared.overlap(shape.rows, shape.q)};
 }
 
-/// What one rank of several reserves; prepare is collective.
-std::vector<ReservedItem> prepare_ranks(const ContextOptions& context_options, const ZeroLayer& layer,
-                                        const ProblemShape& shape, const RunOptions& options) {
+/// Of one rank of several; prepare is collective.
+Prepared prepare_ranks(const ContextOptions& context_options, const ZeroLayer& layer, const ProblemShape& shape,
+                       const RunOptions& options) {
   const std::vector<std::shared_ptr<Transport>> transports = make_thread_transports(shape.ranks);
-  std::vector<ReservedItem> reserved;
+  Prepared first;
   std::vector<std::exception_ptr> errors(static_cast<size_t>(shape.ranks));
   std::vector<std::thread> ranks;
   for (int d = 0; d < shape.ranks; ++d) {
@@ -72,8 +79,8 @@ std::vector<ReservedItem> prepare_ranks(const ContextOptions& context_options, c
         box_options.interleave = shape.interleave;
         box_options.deadline = options.deadline;
         Box box(transports[size_t(d)], box_options);
-        std::vector<ReservedItem> mine = prepare(context, layer, shape, options, &box);
-        if (d == 0) reserved = std::move(mine);
+        Prepared mine = prepare(context, layer, shape, options, &box);
+        if (d == 0) first = std::move(mine);
       } catch (...) {
         errors[size_t(d)] = std::current_exception();
       }
@@ -83,7 +90,7 @@ std::vector<ReservedItem> prepare_ranks(const ContextOptions& context_options, c
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-  return reserved;
+  return first;
 }
 
 template <class Args>
@@ -111,6 +118,7 @@ void add_stages(PlanReport& report, const Backend& backend, const ShapeKey& key,
 PlanReport plan_report(const ProblemShape& shape, const RunOptions& options) {
   ContextOptions context_options;
   context_options.backend = options.backend;
+  context_options.device = options.device;
   context_options.cpu_target = options.cpu_target;
   context_options.threads = options.threads;
   context_options.tables_file = options.tables_file;
@@ -136,14 +144,15 @@ PlanReport plan_report(const ProblemShape& shape, const RunOptions& options) {
                      shape.ranks,
                      longest};
   add_stages(report, *impl.backend, key, tables);
-  report.overlap = tables.overlap.find(shape.rows).value_or("serial");
   if (shape.ranks > 1) {
     report.partial = options.partial != PartialFormat::kAuto ? name_of(options.partial)
                                                              : tables.partial.find(shape.rows).value_or("bf16");
   }
-  const ZeroLayer layer = zero_layer(shape);
-  report.reserved = shape.ranks == 1 ? prepare(context, layer, shape, options, nullptr)
-                                     : prepare_ranks(context_options, layer, shape, options);
+  const ZeroLayer layer = zero_layer(shape, context.impl().memory());
+  Prepared prepared = shape.ranks == 1 ? prepare(context, layer, shape, options, nullptr)
+                                       : prepare_ranks(context_options, layer, shape, options);
+  report.overlap = name_of(prepared.overlap);
+  report.reserved = std::move(prepared.reserved);
   for (const ReservedItem& item : report.reserved) report.reserved_bytes += item.bytes;
   return report;
 }

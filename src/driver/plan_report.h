@@ -23,7 +23,7 @@ struct PlanReport {
   int threads = 0;
   std::string tables;  ///< where the tables came from
   std::vector<Stage> stages;
-  std::string overlap;
+  std::string overlap;                 ///< mode, after the fallbacks
   std::string partial;                 ///< under DCP, else empty
   std::vector<ReservedItem> reserved;  ///< of one rank
   int64_t reserved_bytes = 0;

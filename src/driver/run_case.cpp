@@ -5,7 +5,9 @@
 #include <exception>
 #include <thread>
 
+#include "driver/placed_inputs.h"
 #include "driver/shard.h"
+#include "layer/context.h"
 
 namespace dsacore {
 namespace {
@@ -26,30 +28,26 @@ void check_run(const Inputs& inputs, const RunOptions& options) {
     refuse("B", step.batch, "allowed 1.." + std::to_string(kMaxRows) + " rows");
   if (step.batch % step.q != 0) refuse("B", step.batch, "must be a multiple of q = " + std::to_string(step.q));
   if (options.dcp < 1 || options.dcp > kMaxRanks) refuse("dcp", options.dcp, "allowed 1.." + std::to_string(kMaxRanks));
+  if (options.dcp > 1 && options.backend == BackendKind::kCuda) {
+    throw Exception({ErrorCode::kUnsupported, "dcp", std::to_string(options.dcp), "the cuda backend runs one rank"});
+  }
   if (options.deadline.count() < 1) refuse("deadline", options.deadline.count(), "at least 1 ms");
   if (options.interleave < 1 || options.interleave > kMaxContext) {
     refuse("interleave", options.interleave, "allowed 1.." + std::to_string(kMaxContext));
   }
 }
 
-template <class T, int Rank>
-std::vector<std::remove_const_t<T>> copied(View<T, Rank> view) {
-  std::vector<std::remove_const_t<T>> values;
-  if (!view.empty()) values.assign(view.data(), view.data() + view.size());
-  return values;
-}
-
-StageDump dump_of(const StageViews& views, bool one_rank) {
+StageDump dump_of(const StageViews& views, bool one_rank, const Memory& memory) {
   StageDump dump;
-  dump.q_c = copied(views.q_c);
-  dump.query = copied(views.query);
-  dump.index_query = copied(views.index_query);
-  dump.head_weights = copied(views.head_weights);
-  dump.topk_tokens = copied(views.topk_tokens);
-  if (one_rank) dump.topk_rows = copied(views.topk_rows);
-  dump.valid = copied(views.valid);
-  dump.latent = copied(views.latent);
-  dump.lse = copied(views.lse);
+  dump.q_c = fetched(views.q_c, memory);
+  dump.query = fetched(views.query, memory);
+  dump.index_query = fetched(views.index_query, memory);
+  dump.head_weights = fetched(views.head_weights, memory);
+  dump.topk_tokens = fetched(views.topk_tokens, memory);
+  if (one_rank) dump.topk_rows = fetched(views.topk_rows, memory);
+  dump.valid = fetched(views.valid, memory);
+  dump.latent = fetched(views.latent, memory);
+  dump.lse = fetched(views.lse, memory);
   return dump;
 }
 
@@ -63,17 +61,52 @@ ContextOptions context_options(const RunOptions& options, int threads) {
   return context;
 }
 
+/// Inputs where the context's layers take them from: on the host as they are, on a device a copy.
+class RunInputs {
+ public:
+  RunInputs(const Inputs& host, Context& context) : host_(host) {
+    if (context.impl().device != nullptr) {
+      check_inputs(host);  // the layer cannot: it does not read what lies on a device
+      placed_.emplace(host, context.impl().memory());
+      return;
+    }
+    out_.resize(size_t(host.step.batch) * size_t(host.sizes.heads) * kValue);
+  }
+
+  const Inputs& inputs() const { return placed_ ? placed_->inputs() : host_; }
+  Step step() {
+    if (placed_) return placed_->inputs().step;
+    Step step = host_.step;
+    step.out = View<BFloat16, 2>(out_.data(), step.batch, int64_t(host_.sizes.heads) * kValue);
+    return step;
+  }
+  /// The output; the caches are brought back to the host's.
+  std::vector<BFloat16> finish() {
+    if (!placed_) return std::move(out_);
+    placed_->fetch_caches(host_);
+    return placed_->fetch_out();
+  }
+
+ private:
+  const Inputs& host_;
+  std::optional<PlacedInputs> placed_;
+  std::vector<BFloat16> out_;
+};
+
 /// Prepares and runs one rank (or the only one, `box` null).
-RunResult run_rank(const Inputs& inputs, const RunOptions& options, int threads, Box* box) {
+RunResult run_rank(const Inputs& host, const RunOptions& options, int threads, Box* box) {
   const Clock::time_point start = Clock::now();
   Context context(context_options(options, threads));
+  RunInputs placed(host, context);
+  const Inputs& inputs = placed.inputs();
   PrepareOptions prepare;
   prepare.batches = {{inputs.step.batch, inputs.step.projected.stride(0)}};
   prepare.queries = {inputs.step.q};
-  prepare.max_context = std::max<int64_t>(1, longest_context(inputs.step));
+  prepare.max_context = std::max<int64_t>(1, longest_context(host.step));
   // A page may belong to several requests, so the pages bound the context of each.
   prepare.cache_pages = inputs.index.pages;
   prepare.overlap = options.overlap;
+  prepare.check_inputs = options.check_inputs;
   prepare.box = box;
   PreparedLayer layer(context, inputs.config, inputs.weights, prepare);
   layer.prepare_cache(inputs.kv, inputs.index);
@@ -86,16 +119,16 @@ RunResult run_rank(const Inputs& inputs, const RunOptions& options, int threads,
   report.reserved = layer.reserved_bytes();
   for (const ReservedItem& item : report.reserved) report.reserved_bytes += item.bytes;
 
-  result.outputs.out.resize(size_t(inputs.step.batch) * size_t(inputs.sizes.heads) * kValue);
-  Step step = inputs.step;
-  step.out = View<BFloat16, 2>(result.outputs.out.data(), step.batch, int64_t(inputs.sizes.heads) * kValue);
   report.stages.reserve(64);
   layer.record_times(&report.stages);
   report.prepare_seconds = seconds_since(start);
   const Clock::time_point begin = Clock::now();
-  layer.run(step).or_throw();
+  layer.run(placed.step()).or_throw();
+  if (Device* device = context.impl().device.get(); device != nullptr) device->wait({});
+  layer.inputs_status().or_throw();
   report.run_seconds = seconds_since(begin);
-  if (options.dump) result.outputs.stages = dump_of(layer.stages(), box == nullptr);
+  if (options.dump) result.outputs.stages = dump_of(layer.stages(), box == nullptr, context.impl().memory());
+  result.outputs.out = placed.finish();
   return result;
 }
 

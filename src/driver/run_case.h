@@ -23,7 +23,8 @@ struct RunOptions {
   int interleave = 1;  ///< I
   PartialFormat partial = PartialFormat::kAuto;
   std::chrono::milliseconds deadline{10000};
-  bool dump = false;  ///< also the tensors between the stages
+  bool dump = false;          ///< also the tensors between the stages
+  bool check_inputs = false;  ///< cuda: let the device check the step too
 };
 
 /// The tensors between the stages, copied out of the context's scratch. Dense, shapes as in spec 8.
@@ -56,8 +57,8 @@ struct RunReport {
   std::vector<ReservedItem> reserved;  ///< of rank 0
   int64_t reserved_bytes = 0;          ///< of all ranks
   double prepare_seconds = 0;
-  double run_seconds = 0;         ///< of the slowest rank
-  std::vector<StageTime> stages;  ///< of rank 0
+  double run_seconds = 0;         ///< of the slowest rank; cuda: of a first run, with what it loads
+  std::vector<StageTime> stages;  ///< of rank 0; cuda: none
 };
 
 struct RunResult {

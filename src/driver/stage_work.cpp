@@ -39,6 +39,7 @@ Work stage_work(StageId stage, const Inputs& in) {
   const double index_heads = in.sizes.index_heads, topk = in.config.topk;
   const double query_bytes = rows * heads * kQueryRow * (has_fp8_query(in.config.kv_format) ? 1 : kBf16);
   switch (stage) {
+    case StageId::kNorm: return {kBf16 * (1 + 2 * rows) * q_lora, 4 * rows * q_lora};
     case StageId::kQuery: {
       const double weights = heads * (kHeadQuery * q_lora + double(kNope) * kLatent);
       return {kBf16 * (weights + rows * (q_lora + kQueryRow) + rows * q_lora) + query_bytes + rows * in.kv.row_bytes,

@@ -18,16 +18,20 @@ struct IndexMxfp4 {
   static constexpr int kPageBytes = kIndexPage * kRowBytes;
   static_assert(kRowBytes == 68);
 
-  static constexpr int value_at(int token) { return token * kValueBytes; }
-  static constexpr int scale_at(int token) { return kScalesAt + token * kScaleBytes; }
+  DSACORE_HD static constexpr int value_at(int token) { return token * kValueBytes; }
+  DSACORE_HD static constexpr int scale_at(int token) { return kScalesAt + token * kScaleBytes; }
+  /// Scale byte of a block whose largest magnitude is `amax`.
+  DSACORE_HD static constexpr uint8_t scale_code_of(float amax) {
+    return ue8m0_ceil((amax > 1e-4f ? amax : 1e-4f) / 6.0f);
+  }
 
   /// Writes a key [128] (BF16 values) as token `token` (0..63) of a page.
   static void encode(const float* key, int token, std::byte* page) {
     for (int block = 0; block < kBlocks; ++block) {
       const float* x = key + block * kBlock;
-      float amax = 1e-4f;
+      float amax = 0;
       for (int i = 0; i < kBlock; ++i) amax = magnitude(x[i]) > amax ? magnitude(x[i]) : amax;
-      const uint8_t code = ue8m0_ceil(amax / 6.0f);
+      const uint8_t code = scale_code_of(amax);
       const float scale = ue8m0_to_float(code);
       for (int i = 0; i < kBlock; i += 2) {
         const uint8_t even = to_e2m1(x[i] / scale);

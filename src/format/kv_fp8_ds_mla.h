@@ -18,14 +18,19 @@ struct KvFp8DsMla {
   static constexpr int kRowBytes = kPeAt + kPe * int(sizeof(BFloat16));
   static_assert(kRowBytes == 656);
 
+  /// Scale of a tile whose largest magnitude is `amax`: a power of two, so that `c / scale` is exact.
+  DSACORE_HD static constexpr float scale_for(float amax) {
+    const float wanted = amax / kE4m3Max;
+    return ue8m0_to_float(ue8m0_ceil(wanted > 1e-4f ? wanted : 1e-4f));
+  }
+
   /// Packs one row from a latent `c` [512] (BF16 values) and pe [64].
   static void encode(const float* c, const BFloat16* pe, std::byte* row) {
     for (int tile = 0; tile < kTiles; ++tile) {
       float amax = 0;
       for (int i = 0; i < kTile; ++i)
         amax = magnitude(c[tile * kTile + i]) > amax ? magnitude(c[tile * kTile + i]) : amax;
-      const float wanted = amax / kE4m3Max;
-      const float scale = ue8m0_to_float(ue8m0_ceil(wanted > 1e-4f ? wanted : 1e-4f));
+      const float scale = scale_for(amax);
       for (int i = 0; i < kTile; ++i)
         row[kValuesAt + tile * kTile + i] = std::byte(to_e4m3(c[tile * kTile + i] / scale));
       std::memcpy(row + kScalesAt + tile * sizeof(float), &scale, sizeof(float));

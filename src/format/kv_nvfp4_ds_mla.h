@@ -20,14 +20,19 @@ struct KvNvfp4DsMla {
   /// Byte of the scale of block `s`: the order in which four lanes of a tensor core read them.
   DSACORE_HD static constexpr int scale_at(int s) { return kScalesAt + 8 * (s & 3) + (s >> 2); }
 
+  /// e4m3 code of the scale of a block whose largest magnitude is `amax`.
+  DSACORE_HD static constexpr uint8_t scale_code_for(float amax) {
+    const float wanted = amax / 6.0f;
+    return to_e4m3(wanted > 0x1p-9f ? wanted : 0x1p-9f);
+  }
+
   /// Packs one row from a latent `c` [512] (BF16 values) and pe [64].
   static void encode(const float* c, const BFloat16* pe, std::byte* row) {
     for (int block = 0; block < kBlocks; ++block) {
       const float* x = c + block * kBlock;
       float amax = 0;
       for (int i = 0; i < kBlock; ++i) amax = magnitude(x[i]) > amax ? magnitude(x[i]) : amax;
-      const float wanted = amax / 6.0f;
-      const uint8_t code = to_e4m3(wanted > 0x1p-9f ? wanted : 0x1p-9f);
+      const uint8_t code = scale_code_for(amax);
       const float scale = e4m3_to_float(code);
       for (int i = 0; i < kBlock; i += 2) {
         const uint8_t even = to_e2m1(x[i] / scale);

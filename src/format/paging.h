@@ -78,6 +78,8 @@ DSACORE_HD constexpr PhysicalRow physical_row(Place place, int64_t stride_rows) 
 }
 
 /// Address of a physical row of the MLA cache.
-inline std::byte* row_at(const KvCache& kv, PhysicalRow row) { return kv.data + int64_t(row.value()) * kv.row_bytes; }
+DSACORE_HD inline std::byte* row_at(const KvCache& kv, PhysicalRow row) {
+  return kv.data + int64_t(row.value()) * kv.row_bytes;
+}
 
 }  // namespace dsacore

@@ -62,21 +62,35 @@ Status check_pages(const char* name, View<const int32_t, 2> table, int64_t reque
 
 }  // namespace
 
+const PreparedShape* PreparedLayer::Impl::find_shape(int rows, int q) const {
+  const auto found = std::find_if(shapes.begin(), shapes.end(),
+                                  [&](const PreparedShape& s) { return s.key.rows == rows && s.key.q == q; });
+  return found != shapes.end() ? &*found : nullptr;
+}
+
 Status PreparedLayer::Impl::check(const Step& step, const PreparedShape** shape) const {
+  if (Status s = check_shapes(step, shape); !s.ok()) return s;
+  const bool readable = context.device == nullptr;
+  return readable && step.seq_lens.extent(0) > 0 ? check_contents(step, **shape) : Status();
+}
+
+/// What the host knows wherever the tensors lie.
+Status PreparedLayer::Impl::check_shapes(const Step& step, const PreparedShape** shape) const {
   if (!bound) return refused("caches", "none", "call prepare_cache before run");
   if (step.q < 1 || step.batch % step.q != 0) {
     return refused("batch", std::to_string(step.batch), "must be a multiple of q = " + std::to_string(step.q));
   }
-  const auto found = std::find_if(shapes.begin(), shapes.end(), [&](const PreparedShape& s) {
-    return s.key.rows == step.batch && s.key.q == step.q;
-  });
-  if (found == shapes.end()) {
+  const PreparedShape* found = find_shape(step.batch, step.q);
+  if (found == nullptr) {
     std::string allowed = "prepared (batch, q):";
     for (const PreparedShape& s : shapes)
       allowed += " (" + std::to_string(s.key.rows) + ", " + std::to_string(s.key.q) + ")";
     return refused("batch, q", std::to_string(step.batch) + ", " + std::to_string(step.q), allowed);
   }
-  *shape = &*found;
+  *shape = found;
+  if (step.page != 0 && step.page != kv.page) {
+    return refused("page", std::to_string(step.page), "prepared with " + std::to_string(kv.page));
+  }
 
   const int64_t requests = step.seq_lens.extent(0);
   const int64_t rows = requests * step.q;
@@ -106,7 +120,12 @@ Status PreparedLayer::Impl::check(const Step& step, const PreparedShape** shape)
     return refused("projected pitch", std::to_string(step.projected.stride(0)),
                    "prepared with " + std::to_string(found->pitch_elems));
   }
+  return {};
+}
 
+/// What the tensors hold: slots, lengths and pages inside the caches.
+Status PreparedLayer::Impl::check_contents(const Step& step, const PreparedShape& shape) const {
+  const int64_t requests = step.seq_lens.extent(0);
   if (Status s = check_slots("slots", step.slots, kv.pages * kv.page); !s.ok()) return s;
   if (Status s = check_slots("index_slots", step.index_slots, index.pages * kIndexPage); !s.ok()) return s;
 
@@ -116,7 +135,7 @@ Status PreparedLayer::Impl::check(const Step& step, const PreparedShape** shape)
       return refused("seq_lens", r, n, "allowed 0.." + std::to_string(max_context) + ", the prepared max_context");
     }
     const int64_t local = local_count(shard, n);
-    if (local > found->key.max_context) {
+    if (local > shape.key.max_context) {
       return refused("seq_lens", r, n, "more tokens than the prepared cache_pages hold");
     }
     if (Status s = check_pages("block_table", step.block_table, r, pages_of(local, kv.page), kv.pages, n); !s.ok())

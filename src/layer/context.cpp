@@ -35,11 +35,24 @@ int thread_count(int wanted) {
   return wanted;
 }
 
+std::unique_ptr<Device> find_device(const ContextOptions& options) {
+  if (options.backend != BackendKind::kCuda) return nullptr;
+#if defined(DSACORE_CUDA)
+  return make_cuda_device(options.device);
+#else
+  throw Exception({ErrorCode::kUnsupported, "backend", "cuda", "this build has the backends reference and cpu"});
+#endif
+}
+
 const Backend* find_backend(const ContextOptions& options) {
   switch (options.backend) {
     case BackendKind::kReference: return &reference_backend();
     case BackendKind::kCuda:
-      throw Exception({ErrorCode::kUnsupported, "backend", "cuda", "this build has the backends reference and cpu"});
+#if defined(DSACORE_CUDA)
+      return &cuda_backend();
+#else
+      break;  // find_device has refused it
+#endif
     case BackendKind::kCpu: break;
   }
   const bool given = !options.cpu_target.empty();
@@ -54,9 +67,11 @@ const Backend* find_backend(const ContextOptions& options) {
 }  // namespace
 
 Context::Impl::Impl(const ContextOptions& options)
-    : backend(find_backend(options)),
+    : device(find_device(options)),
+      backend(find_backend(options)),
       kind(options.backend),
-      threads(thread_count(options.threads)),
+      threads(device != nullptr ? 1 : thread_count(options.threads)),
+      arena(memory()),
       on_choice(options.on_choice) {
   const std::string file = !options.tables_file.empty() ? options.tables_file : environment("DSACORE_TABLES");
   if (file.empty()) {

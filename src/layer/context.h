@@ -6,6 +6,7 @@
 
 #include "dsacore/layer.h"
 #include "plan/arena.h"
+#include "plan/device.h"
 #include "plan/registry.h"
 #include "threads/threads.h"
 
@@ -15,6 +16,10 @@ class Context::Impl {
  public:
   explicit Impl(const ContextOptions& options);
 
+  /// Where tensors, scratch and packed weights lie.
+  Memory& memory() { return device != nullptr ? device->memory() : host_memory(); }
+
+  std::unique_ptr<Device> device;  ///< null: the backend computes on the host
   const Backend* backend = nullptr;
   BackendKind kind = BackendKind::kCpu;
   Threads threads;

@@ -2,6 +2,7 @@
 // run.cpp walks the stages.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -9,51 +10,82 @@
 #include "layer/box.h"
 #include "layer/context.h"
 #include "layer/model.h"
-#include "memory/aligned_bytes.h"
+#include "memory/memory.h"
 #include "plan/choose.h"
+#include "plan/overlap.h"
 #include "plan/tables.h"
 
 namespace dsacore {
+
+/// Scratch of one kernel for one shape: the first `bytes` of `block`.
+struct KernelScratch {
+  const MemoryBlock* block = nullptr;
+  int64_t bytes = 0;
+};
 
 /// The plan of one prepared (B, q).
 struct PreparedShape {
   ShapeKey key;
   int64_t pitch_elems = 0;
-  OverlapMode overlap = OverlapMode::kSerial;
+  OverlapMode overlap = OverlapMode::kSerial;    ///< host backends: as asked for, though they run it as serial
+  LaunchList launches;                           ///< of one rank
   PartialFormat partial = PartialFormat::kBf16;  ///< under DCP
+  const Kernel<NormArgs>* norm = nullptr;        ///< null: no mode that runs needs it
   const Kernel<QueryArgs>* query = nullptr;
   const Kernel<IndexProjectionArgs>* index_projection = nullptr;
+  const Kernel<IndexProjectionArgs>* front = nullptr;  ///< what the front modes take instead; null: there is none
   const Kernel<IndexerArgs>* indexer = nullptr;
   const Kernel<CandidateMergeArgs>* candidate_merge = nullptr;
   const Kernel<SparseCoreArgs>* sparse_core = nullptr;
   const Kernel<PartialMergeArgs>* partial_merge = nullptr;
   const Kernel<ValueArgs>* value = nullptr;
   const Kernel<GateArgs>* gate = nullptr;
+  std::array<KernelScratch, kStages> scratch;  ///< by StageId
+
+  /// Calls `visit(stage, kernel)` for each chosen kernel.
+  template <class Visit>
+  void for_each_kernel(Visit visit) const {
+    const auto one = [&](StageId stage, const auto* kernel) {
+      if (kernel != nullptr) visit(stage, *kernel);
+    };
+    one(StageId::kNorm, norm);
+    one(StageId::kQuery, query);
+    one(StageId::kIndexProjection, index_projection);
+    one(StageId::kIndexer, indexer);
+    one(StageId::kCandidateMerge, candidate_merge);
+    one(StageId::kSparseCore, sparse_core);
+    one(StageId::kPartialMerge, partial_merge);
+    one(StageId::kValueProjection, value);
+    one(StageId::kGate, gate);
+  }
 };
 
 /// The tensors between the stages, as records in the context's arena.
 struct StageBuffers {
-  const AlignedBytes* q_c = nullptr;           ///< BF16 [B, q_lora]
-  const AlignedBytes* query = nullptr;         ///< [B, H, 576]
-  const AlignedBytes* index_query = nullptr;   ///< e4m3 [B, index_heads, 128]
-  const AlignedBytes* head_weights = nullptr;  ///< F32 [B, index_heads]
-  const AlignedBytes* topk_tokens = nullptr;   ///< I32 [B, topk]
-  const AlignedBytes* topk_rows = nullptr;     ///< I32 [B, topk]
-  const AlignedBytes* valid = nullptr;         ///< I32 [B]
-  const AlignedBytes* latent = nullptr;        ///< BF16 [B, H, 512]
-  const AlignedBytes* lse = nullptr;           ///< F32 [B, H]
-  const AlignedBytes* kernel = nullptr;        ///< scratch of one kernel at a time
+  const MemoryBlock* q_c = nullptr;           ///< BF16 [B, q_lora]
+  const MemoryBlock* query = nullptr;         ///< [B, H, 576]
+  const MemoryBlock* index_query = nullptr;   ///< e4m3 [B, index_heads, 128]
+  const MemoryBlock* head_weights = nullptr;  ///< F32 [B, index_heads]
+  const MemoryBlock* topk_tokens = nullptr;   ///< I32 [B, topk]
+  const MemoryBlock* topk_rows = nullptr;     ///< I32 [B, topk]
+  const MemoryBlock* valid = nullptr;         ///< I32 [B]
+  const MemoryBlock* latent = nullptr;        ///< BF16 [B, H, 512]
+  const MemoryBlock* lse = nullptr;           ///< F32 [B, H]
+  // Where steps are checked on a device:
+  const MemoryBlock* checked_slots = nullptr;        ///< I64 [B]
+  const MemoryBlock* checked_index_slots = nullptr;  ///< I64 [B]
+  const MemoryBlock* checked_lengths = nullptr;      ///< I32 [B]
   // Under DCP:
-  const AlignedBytes* all_query = nullptr;       ///< [B, D*H, 576]
-  const AlignedBytes* candidates = nullptr;      ///< [B, topk]
-  const AlignedBytes* all_candidates = nullptr;  ///< [D, B, topk]
-  const AlignedBytes* local_valid = nullptr;     ///< I32 [B]
-  const AlignedBytes* partial_latent = nullptr;  ///< BF16 [B, D*H, 512]
-  const AlignedBytes* partial_v = nullptr;       ///< BF16 [B, D*H, 128]
-  const AlignedBytes* partial_lse = nullptr;     ///< F32 [B, D*H]
-  const AlignedBytes* sent = nullptr;            ///< BF16 [D, B, H, 512 or 128]: partials of this rank's heads
-  const AlignedBytes* sent_lse = nullptr;        ///< F32 [D, B, H]
-  const AlignedBytes* merged_v = nullptr;        ///< BF16 [B, H*128]
+  const MemoryBlock* all_query = nullptr;       ///< [B, D*H, 576]
+  const MemoryBlock* candidates = nullptr;      ///< [B, topk]
+  const MemoryBlock* all_candidates = nullptr;  ///< [D, B, topk]
+  const MemoryBlock* local_valid = nullptr;     ///< I32 [B]
+  const MemoryBlock* partial_latent = nullptr;  ///< BF16 [B, D*H, 512]
+  const MemoryBlock* partial_v = nullptr;       ///< BF16 [B, D*H, 128]
+  const MemoryBlock* partial_lse = nullptr;     ///< F32 [B, D*H]
+  const MemoryBlock* sent = nullptr;            ///< BF16 [D, B, H, 512 or 128]: partials of this rank's heads
+  const MemoryBlock* sent_lse = nullptr;        ///< F32 [D, B, H]
+  const MemoryBlock* merged_v = nullptr;        ///< BF16 [B, H*128]
 };
 
 class PreparedLayer::Impl {
@@ -61,9 +93,14 @@ class PreparedLayer::Impl {
   Impl(Context& context, const LayerConfig& config, const LayerWeights& weights, const PrepareOptions& options);
 
   void bind(const KvCache& kv_cache, const IndexCache& index_cache);
-  Status run(const Step& step) noexcept;
+  Status run(const Step& step, Queue queue) noexcept;
+  Status run_stage(const Step& step, StageId stage, Queue queue) noexcept;
+  Status inputs_status();
+  std::vector<std::string_view> stage_names(int rows, int q) const;
+  /// Null: not prepared.
+  const PreparedShape* find_shape(int rows, int q) const;
 
-  /// Every refusal of spec 10 that a step can earn; writes nothing.
+  /// Every refusal of spec 10 that a step can earn; writes nothing. Of tensors on a device it sees shapes alone.
   Status check(const Step& step, const PreparedShape** shape) const;
 
   StageViews stages() const;
@@ -76,10 +113,12 @@ class PreparedLayer::Impl {
   int64_t max_context;
   int64_t cache_pages;
   std::vector<PreparedShape> shapes;
-  AlignedBytes packed;       ///< weights in the order that the backend's kernels read
-  AlignedBytes gathered_uv;  ///< DCP `proj`: W_UV transposed of all ranks' heads, BF16 [D*H, 128, 512]
+  bool checks_inputs;
+  MemoryBlock packed;       ///< weights in the order that the backend's kernels read
+  MemoryBlock gathered_uv;  ///< DCP `proj`: W_UV transposed of all ranks' heads, BF16 [D*H, 128, 512]
   StageBuffers buffers;
 
+  MemoryBlock input_record;  ///< one InputRecord, where steps are checked on a device
   bool bound = false;
   KvCache kv;
   IndexCache index;
@@ -91,10 +130,21 @@ class PreparedLayer::Impl {
 
  private:
   void choose_kernels(const PrepareOptions& options);
+  void plan_launches(PreparedShape& shape, OverlapMode wanted, OverlapMode unfused);
   void reserve();
 
+  Status check_shapes(const Step& step, const PreparedShape** shape) const;
+  Status check_contents(const Step& step, const PreparedShape& shape) const;
+
+  InputCheckArgs input_check(const Step& step, const PreparedShape* shape) const;
+  Step checked(const Step& step, const PreparedShape& shape, Queue queue);
+
   struct RunState;
-  Status run_stages(const Step& step, const PreparedShape& shape);
+  RunState begin(const Step& step, const PreparedShape& shape, Queue queue);
+  Status run_stages(const Step& step, const PreparedShape& shape, Queue queue);
+  void run_launches(RunState& state);
+  void run_one(RunState& state, StageId stage);
+  IndexerArgs indexer_args(const RunState& state) const;
   Status run_ranks(RunState& state);
   void finish_empty_rows(const RunState& state);
 };

@@ -1,5 +1,6 @@
 #include "layer/model.h"
 
+#include <array>
 #include <string>
 
 #include "dsacore/status.h"
@@ -30,13 +31,26 @@ void require_bf16(const char* name, const TensorRef& t, int rank, int64_t rows, 
   if (t.type != ElementType::kBf16 || !fits) refuse(name, text_of(t), allowed);
 }
 
-void read_norm(const char* name, const TensorRef& t, float* out) {
+void require_norm(const char* name, const TensorRef& t) {
   const bool typed = t.type == ElementType::kF32 || t.type == ElementType::kBf16;
   if (!typed || t.rank != 1 || t.shape[0] != kIndexDim) refuse(name, text_of(t), "must be F32 or BF16 [128]");
-  for (int i = 0; i < kIndexDim; ++i) {
-    out[i] = t.type == ElementType::kF32 ? static_cast<const float*>(t.data)[i]
-                                         : to_float(static_cast<const BFloat16*>(t.data)[i]);
+}
+
+using Norm = std::array<float, kIndexDim>;
+
+/// A norm's weights in FP32; absent ones are zero.
+Norm read_norm(const TensorRef& t, const Memory& memory) {
+  Norm norm = {};
+  if (t.data == nullptr) return norm;
+  const auto* from = static_cast<const std::byte*>(t.data);
+  if (t.type == ElementType::kF32) {
+    memory.copy_out(norm.data(), from, int64_t(sizeof(norm)));
+    return norm;
   }
+  std::array<BFloat16, kIndexDim> narrow;
+  memory.copy_out(narrow.data(), from, int64_t(sizeof(narrow)));
+  for (size_t i = 0; i < norm.size(); ++i) norm[i] = to_float(narrow[i]);
+  return norm;
 }
 
 void require_scale(const char* name, double value) {
@@ -45,7 +59,7 @@ void require_scale(const char* name, double value) {
 
 }  // namespace
 
-OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights) {
+OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights, Memory& memory) {
   if (config.topk < 1 || config.topk > kMaxTopk) refuse("topk", std::to_string(config.topk), "allowed 1..2048");
   if (!(config.eps >= 0) || !(config.eps < 1e30))
     refuse("eps", std::to_string(config.eps), "must be finite, at least 0");
@@ -74,12 +88,25 @@ OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights) {
   }
   if (weights.k_norm_weight.data == nullptr) refuse("indexer.k_norm.weight", "absent", "must be F32 or BF16 [128]");
 
+  require_norm("indexer.k_norm.weight", weights.k_norm_weight);
+  if (weights.k_norm_bias.data != nullptr) require_norm("indexer.k_norm.bias", weights.k_norm_bias);
+  const auto own = [&](const char* name, const TensorRef& t) {
+    if (t.data != nullptr) memory.require_own(t.data, name);
+  };
+  own("q_a_layernorm.weight", weights.q_a_layernorm);
+  own("kv_a_layernorm.weight", weights.kv_a_layernorm);
+  own("q_b_proj.weight", weights.q_b_proj);
+  own("kv_b_proj.weight", weights.kv_b_proj);
+  own("indexer.wq_b.weight", weights.wq_b);
+  own("indexer.k_norm.weight", weights.k_norm_weight);
+  own("indexer.k_norm.bias", weights.k_norm_bias);
+
   OwnedModel owned;
-  owned.k_norm = std::make_unique<float[]>(2 * kIndexDim);
-  read_norm("indexer.k_norm.weight", weights.k_norm_weight, owned.k_norm.get());
-  if (weights.k_norm_bias.data != nullptr) {
-    read_norm("indexer.k_norm.bias", weights.k_norm_bias, owned.k_norm.get() + kIndexDim);
-  }
+  constexpr int64_t kNormBytes = int64_t(sizeof(Norm));
+  owned.k_norm = MemoryBlock(memory, 2 * kNormBytes, "index key norm");
+  const Norm weight = read_norm(weights.k_norm_weight, memory), bias = read_norm(weights.k_norm_bias, memory);
+  memory.copy_in(owned.k_norm.data(), weight.data(), kNormBytes);
+  memory.copy_in(owned.k_norm.data() + kNormBytes, bias.data(), kNormBytes);
 
   LayerModel& m = owned.model;
   m.sizes = {int(q_lora), int(heads), int(index_heads)};
@@ -92,8 +119,9 @@ OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights) {
   m.w_qb = View<const BFloat16, 2>(bf16(weights.q_b_proj), heads * kHeadQuery, q_lora);
   m.kv_b = View<const BFloat16, 3>(bf16(weights.kv_b_proj), heads, kKvB, kLatent);
   m.w_iq = View<const BFloat16, 2>(bf16(weights.wq_b), index_heads * kIndexDim, q_lora);
-  m.k_norm_weight = View<const float, 1>(owned.k_norm.get(), kIndexDim);
-  m.k_norm_bias = View<const float, 1>(owned.k_norm.get() + kIndexDim, kIndexDim);
+  const auto* k_norm = reinterpret_cast<const float*>(owned.k_norm.data());
+  m.k_norm_weight = View<const float, 1>(k_norm, kIndexDim);
+  m.k_norm_bias = View<const float, 1>(k_norm + kIndexDim, kIndexDim);
   return owned;
 }
 

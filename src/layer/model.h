@@ -1,8 +1,7 @@
 // Checks a layer's configuration and weights (spec 10) and turns them into the model that the stages see.
 #pragma once
 
-#include <memory>
-
+#include "memory/memory.h"
 #include "stages/model.h"
 
 namespace dsacore {
@@ -10,10 +9,10 @@ namespace dsacore {
 /// A LayerModel and the FP32 copies of the index key norm that it refers to.
 struct OwnedModel {
   LayerModel model;
-  std::unique_ptr<float[]> k_norm;  ///< weight [128], then bias [128]
+  MemoryBlock k_norm;  ///< F32: weight [128], then bias [128]
 };
 
-/// Throws `kRefused` naming the tensor or constant, its value and what is allowed.
-OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights);
+/// Throws `kRefused` naming the tensor or constant, its value and what is allowed. The weights lie in `memory`.
+OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights, Memory& memory = host_memory());
 
 }  // namespace dsacore

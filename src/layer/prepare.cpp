@@ -1,6 +1,7 @@
 // prepare and prepare_cache: checks, choices, packing, reservations, binding. Nothing is computed here.
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "format/layouts.h"
@@ -70,9 +71,44 @@ int64_t local_context(const RankShard& shard, int64_t max_context, int64_t cache
   return cache_pages == 0 ? local : std::min(local, cache_pages * kIndexPage);
 }
 
-template <class Args>
-int64_t scratch_of(const Kernel<Args>* kernel, const ShapeKey& key, int threads) {
-  return kernel == nullptr ? 0 : kernel->scratch_bytes(key, threads);
+/// The index projection of the front modes: the first front that accepts and that the table does not speak against.
+const Kernel<IndexProjectionArgs>* find_front(std::span<const Kernel<IndexProjectionArgs>> kernels, const ShapeKey& key,
+                                              const RowTable& table) {
+  const std::string_view wanted = table.find(key.rows).value_or("auto");
+  for (const Kernel<IndexProjectionArgs>& kernel : kernels) {
+    if (kernel.front && (wanted == "auto" || wanted == kernel.name) && kernel.accepts(key).ok) return &kernel;
+  }
+  return nullptr;
+}
+
+/// What a prepare reserves in the context's arena, named, before any of it is: so that too much is refused whole.
+class Bookings {
+ public:
+  void add(const MemoryBlock*& to, std::string name, int64_t bytes) {
+    int64_t& most = bytes_[name];
+    most = std::max(most, bytes);
+    wanted_.push_back({std::move(name), &to});
+  }
+  void book(ScratchArena& arena, Memory& memory, int64_t more) const {
+    int64_t missing = more;
+    for (const auto& [name, bytes] : bytes_) missing += arena.missing(name, bytes);
+    memory.require_free(missing, "scratch and packed weights");
+    for (const Wanted& wanted : wanted_) *wanted.to = arena.book(wanted.name, bytes_.at(wanted.name));
+  }
+
+ private:
+  struct Wanted {
+    std::string name;
+    const MemoryBlock** to;
+  };
+  std::map<std::string, int64_t> bytes_;
+  std::vector<Wanted> wanted_;
+};
+
+/// On the host one kernel's scratch is used at a time. Kernels on a device may overlap, and find in their scratch what
+/// they left there: each has its own.
+std::string scratch_name(bool on_device, StageId stage, std::string_view kernel) {
+  return on_device ? std::string(name_of(stage)) + " scratch (" + std::string(kernel) + ")" : "kernel scratch";
 }
 
 }  // namespace
@@ -80,15 +116,25 @@ int64_t scratch_of(const Kernel<Args>* kernel, const ShapeKey& key, int threads)
 PreparedLayer::Impl::Impl(Context& ctx, const LayerConfig& config, const LayerWeights& weights,
                           const PrepareOptions& options)
     : context(ctx.impl()),
-      owned(make_model(config, weights)),
+      owned(make_model(config, weights, context.memory())),
       box(options.box),
       shard(shard_of(options.box)),
       max_context(options.max_context),
-      cache_pages(options.cache_pages) {
+      cache_pages(options.cache_pages),
+      checks_inputs(options.check_inputs && context.backend->check_inputs != nullptr) {
+  const DeviceScope scope(context.device.get());
   check_options(model(), options);
   check_box(model(), options);
+  if (box != nullptr && context.device != nullptr) {
+    throw Exception({ErrorCode::kUnsupported, "box", "given", "the cuda backend runs one rank"});
+  }
   choose_kernels(options);
   reserve();
+  for (const PreparedShape& s : shapes) {
+    s.for_each_kernel([&](StageId, const auto& kernel) {
+      if (kernel.prepare != nullptr) kernel.prepare(s.key);
+    });
+  }
 }
 
 void PreparedLayer::Impl::choose_kernels(const PrepareOptions& options) {
@@ -113,10 +159,10 @@ void PreparedLayer::Impl::choose_kernels(const PrepareOptions& options) {
                shard.ranks,
                longest};
       s.pitch_elems = batch.pitch_elems;
-      s.overlap = overlap_mode_of(tables.overlap.find(batch.rows).value_or("serial")).value_or(OverlapMode::kSerial);
       s.query = choose(StageId::kQuery, backend.query, s.key, table(StageId::kQuery)).kernel;
       s.index_projection =
           choose(StageId::kIndexProjection, backend.index_projection, s.key, table(StageId::kIndexProjection)).kernel;
+      s.front = find_front(backend.index_projection, s.key, table(StageId::kIndexProjection));
       s.indexer = choose(StageId::kIndexer, backend.indexer, s.key, table(StageId::kIndexer)).kernel;
       s.sparse_core = choose(StageId::kSparseCore, backend.sparse_core, s.key, table(StageId::kSparseCore)).kernel;
       s.value = choose(StageId::kValueProjection, backend.value, s.key, table(StageId::kValueProjection)).kernel;
@@ -132,10 +178,32 @@ void PreparedLayer::Impl::choose_kernels(const PrepareOptions& options) {
             choose(StageId::kPartialMerge, backend.partial_merge, s.key, table(StageId::kPartialMerge)).kernel;
         s.gate = choose(StageId::kGate, backend.gate, s.key, table(StageId::kGate)).kernel;
       }
+      plan_launches(s, tables.overlap_of(batch.rows), tables.unfused_overlap_of(batch.rows));
       shapes.push_back(s);
     }
   }
   if (shapes.empty()) refuse("batches, queries", "no batch is a multiple of a q", "B % q == 0 for at least one pair");
+}
+
+void PreparedLayer::Impl::plan_launches(PreparedShape& shape, OverlapMode wanted, OverlapMode unfused) {
+  const std::span<const Kernel<NormArgs>> norms = context.backend->norm;
+  const auto accepting =
+      std::find_if(norms.begin(), norms.end(), [&](const Kernel<NormArgs>& k) { return k.accepts(shape.key).ok; });
+  OverlapTraits traits;
+  traits.ranks = shard.ranks;
+  traits.has_side = context.device != nullptr;
+  traits.norm = accepting != norms.end() && !shape.index_projection->front;
+  traits.front = shape.front != nullptr;
+  traits.split_query = shape.query->split;
+  traits.fused_indexer = shape.indexer->fused;
+  const OverlapMode mode = effective_mode(wanted, unfused, traits);
+  if (mode == OverlapMode::kFront || mode == OverlapMode::kLateFront) shape.index_projection = shape.front;
+  shape.for_each_kernel(
+      [&](StageId stage, const auto& kernel) { traits.held[static_cast<size_t>(stage)] = kernel.held; });
+  shape.launches = LaunchList(mode, traits);
+  shape.overlap = context.device != nullptr ? mode : wanted;
+  if (shape.launches.has_norm()) shape.norm = &*accepting;
+  if (shape.launches.uses_side()) context.device->open_side();
 }
 
 void PreparedLayer::Impl::reserve() {
@@ -144,51 +212,57 @@ void PreparedLayer::Impl::reserve() {
   const int64_t query_row = int64_t(kQueryRow) * (has_fp8_query(model().config.kv_format) ? 1 : 2);
   const int64_t all_heads = int64_t(sizes.heads) * shard.ranks;
   int64_t rows = 0;
-  int64_t kernel = 0;
   bool proj = false;
-  for (const PreparedShape& s : shapes) {
+  Bookings bookings;
+  for (PreparedShape& s : shapes) {
     rows = std::max<int64_t>(rows, s.key.rows);
     proj = proj || (box != nullptr && s.partial == PartialFormat::kProj);
-    const int threads = context.threads.count();
-    kernel = std::max({kernel, scratch_of(s.query, s.key, threads), scratch_of(s.index_projection, s.key, threads),
-                       scratch_of(s.indexer, s.key, threads), scratch_of(s.candidate_merge, s.key, threads),
-                       scratch_of(s.sparse_core, s.key, threads), scratch_of(s.partial_merge, s.key, threads),
-                       scratch_of(s.value, s.key, threads), scratch_of(s.gate, s.key, threads)});
+    s.for_each_kernel([&](StageId stage, const auto& kernel) {
+      KernelScratch& scratch = s.scratch[static_cast<size_t>(stage)];
+      scratch.bytes = kernel.scratch_bytes(s.key, context.threads.count());
+      bookings.add(scratch.block, scratch_name(context.device != nullptr, stage, kernel.name), scratch.bytes);
+    });
   }
-  ScratchArena& arena = context.arena;
   StageBuffers& b = buffers;
-  b.q_c = arena.book("q_c", rows * sizes.q_lora * 2);
-  b.query = arena.book("query", rows * sizes.heads * query_row);
-  b.index_query = arena.book("index_query", rows * sizes.index_heads * kIndexDim);
-  b.head_weights = arena.book("head_weights", rows * sizes.index_heads * 4);
-  b.topk_tokens = arena.book("topk_tokens", rows * topk * 4);
-  b.topk_rows = arena.book("topk_rows", rows * topk * 4);
-  b.valid = arena.book("valid", rows * 4);
-  b.latent = arena.book("latent", rows * sizes.heads * kLatent * 2);
-  b.lse = arena.book("lse", rows * sizes.heads * 4);
-  b.kernel = arena.book("kernel scratch", kernel);
+  bookings.add(b.q_c, "q_c", rows * sizes.q_lora * 2);
+  bookings.add(b.query, "query", rows * sizes.heads * query_row);
+  bookings.add(b.index_query, "index_query", rows * sizes.index_heads * kIndexDim);
+  bookings.add(b.head_weights, "head_weights", rows * sizes.index_heads * 4);
+  bookings.add(b.topk_tokens, "topk_tokens", rows * topk * 4);
+  bookings.add(b.topk_rows, "topk_rows", rows * topk * 4);
+  bookings.add(b.valid, "valid", rows * 4);
+  bookings.add(b.latent, "latent", rows * sizes.heads * kLatent * 2);
+  bookings.add(b.lse, "lse", rows * sizes.heads * 4);
+  if (checks_inputs) {
+    bookings.add(b.checked_slots, "checked slots", rows * 8);
+    bookings.add(b.checked_index_slots, "checked index slots", rows * 8);
+    bookings.add(b.checked_lengths, "checked lengths", rows * 4);
+    input_record = MemoryBlock(context.memory(), int64_t(sizeof(InputRecord)), "input record");
+  }
   if (box != nullptr) {
-    b.all_query = arena.book("gathered query", rows * all_heads * query_row);
-    b.candidates = arena.book("candidates", rows * topk * int64_t(sizeof(Candidate)));
-    b.all_candidates = arena.book("gathered candidates", shard.ranks * rows * topk * int64_t(sizeof(Candidate)));
-    b.local_valid = arena.book("local valid", rows * 4);
-    b.partial_latent = arena.book("partial latent", rows * all_heads * kLatent * 2);
-    b.partial_v = arena.book("partial v", proj ? rows * all_heads * kValue * 2 : 0);
-    b.partial_lse = arena.book("partial lse", rows * all_heads * 4);
-    b.sent = arena.book("received partials", rows * all_heads * kLatent * 2);
-    b.sent_lse = arena.book("received lse", rows * all_heads * 4);
-    b.merged_v = arena.book("merged v", proj ? rows * sizes.heads * kValue * 2 : 0);
+    bookings.add(b.all_query, "gathered query", rows * all_heads * query_row);
+    bookings.add(b.candidates, "candidates", rows * topk * int64_t(sizeof(Candidate)));
+    bookings.add(b.all_candidates, "gathered candidates", shard.ranks * rows * topk * int64_t(sizeof(Candidate)));
+    bookings.add(b.local_valid, "local valid", rows * 4);
+    bookings.add(b.partial_latent, "partial latent", rows * all_heads * kLatent * 2);
+    bookings.add(b.partial_v, "partial v", proj ? rows * all_heads * kValue * 2 : 0);
+    bookings.add(b.partial_lse, "partial lse", rows * all_heads * 4);
+    bookings.add(b.sent, "received partials", rows * all_heads * kLatent * 2);
+    bookings.add(b.sent_lse, "received lse", rows * all_heads * 4);
+    bookings.add(b.merged_v, "merged v", proj ? rows * sizes.heads * kValue * 2 : 0);
   }
   const Backend& backend = *context.backend;
+  const int64_t packed_bytes = backend.packed_bytes(sizes);
+  bookings.book(context.arena, context.memory(), packed_bytes);
   std::optional<WorkHeartbeat> working;  // peers may already wait for this rank's W_UV
   if (proj) working.emplace(box->impl(), context.threads);
-  packed = AlignedBytes(backend.packed_bytes(sizes), "packed weights");
+  packed = MemoryBlock(context.memory(), packed_bytes, "packed weights");
   if (packed.size() > 0) {
     backend.pack(model(), packed.data(), context.threads);
     owned.model.packed = packed.data();
   }
   if (proj) {
-    gathered_uv = AlignedBytes(all_heads * kValue * kLatent * 2, "gathered W_UV");
+    gathered_uv = MemoryBlock(context.memory(), all_heads * kValue * kLatent * 2, "gathered W_UV");
     gather_value_weights(box->impl(), context.threads, model(), gathered_uv.data()).or_throw();
   }
 }
@@ -214,6 +288,8 @@ void PreparedLayer::Impl::bind(const KvCache& kv_cache, const IndexCache& index_
   }
   if (kv_cache.data == nullptr) refuse("kv_cache", "null", "must point to the cache");
   if (index_cache.data == nullptr) refuse("index_cache", "null", "must point to the cache");
+  context.memory().require_own(kv_cache.data, "kv_cache");
+  context.memory().require_own(index_cache.data, "index_cache");
   if (kv_cache.page < kIndexPage || kv_cache.page % kIndexPage != 0) {
     refuse("page", std::to_string(kv_cache.page), "allowed: 64 and its multiples");
   }
@@ -273,6 +349,7 @@ std::vector<std::string> PreparedLayer::choices() const {
     const auto add = [&](StageId stage, std::string_view kernel) {
       line += " " + std::string(name_of(stage)) + "=" + std::string(kernel);
     };
+    if (s.norm != nullptr) add(StageId::kNorm, s.norm->name);
     add(StageId::kQuery, s.query->name);
     add(StageId::kIndexProjection, s.index_projection->name);
     add(StageId::kIndexer, s.indexer->name);

@@ -16,9 +16,21 @@ std::string joined(std::span<const std::string_view> names) {
 
 const char* version() { return DSACORE_VERSION; }
 const char* commit() { return DSACORE_COMMIT; }
-std::string backends() { return "reference cpu"; }
+std::string backends() {
+#if defined(DSACORE_CUDA)
+  return "reference cpu cuda";
+#else
+  return "reference cpu";
+#endif
+}
 std::string runnable_cpu_targets() { return joined(cpu_targets()); }
 std::string compiled_cpu_target_names() { return joined(compiled_cpu_targets()); }
-const char* cuda_version() { return "none"; }
+const char* cuda_version() {
+#if defined(DSACORE_CUDA)
+  return cuda_toolkit_version();
+#else
+  return "none";
+#endif
+}
 
 }  // namespace dsacore

@@ -33,6 +33,18 @@ AlignedBytes& AlignedBytes::operator=(AlignedBytes&& other) noexcept {
   return *this;
 }
 
+AlignedBytes AlignedBytes::adopt(std::byte* data, int64_t bytes) {
+  AlignedBytes block;
+  block.data_ = data;
+  block.size_ = bytes;
+  return block;
+}
+
+std::byte* AlignedBytes::release() {
+  size_ = 0;
+  return std::exchange(data_, nullptr);
+}
+
 AlignedBytes::~AlignedBytes() {
   if (data_ != nullptr) munmap(data_, size_t(size_));
 }

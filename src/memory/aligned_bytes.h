@@ -16,6 +16,11 @@ class AlignedBytes {
   AlignedBytes& operator=(AlignedBytes&& other) noexcept;
   ~AlignedBytes();
 
+  /// Takes over what `release` gave.
+  static AlignedBytes adopt(std::byte* data, int64_t bytes);
+  /// Hands the block to the caller.
+  std::byte* release();
+
   std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
 

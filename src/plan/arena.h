@@ -9,18 +9,23 @@
 #include <vector>
 
 #include "dsacore/layer.h"
-#include "memory/aligned_bytes.h"
+#include "memory/memory.h"
 
 namespace dsacore {
 
 class ScratchArena {
  public:
-  /// Makes the buffer `name` hold at least `bytes`; what it held before is lost.
-  const AlignedBytes* book(const std::string& name, int64_t bytes);
+  explicit ScratchArena(Memory& memory) : memory_(memory) {}
+
+  /// Makes the buffer `name` hold at least `bytes`. Where it has to grow, it is zeroed and what it held is lost.
+  const MemoryBlock* book(const std::string& name, int64_t bytes);
+  /// Bytes by which the buffer `name` would have to grow.
+  int64_t missing(const std::string& name, int64_t bytes) const;
   std::vector<ReservedItem> items() const;
 
  private:
-  std::map<std::string, std::unique_ptr<AlignedBytes>> buffers_;
+  Memory& memory_;
+  std::map<std::string, std::unique_ptr<MemoryBlock>> buffers_;
 };
 
 }  // namespace dsacore

@@ -4,10 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "dsacore/queue.h"
+#include "dsacore/status.h"
+#include "plan/device.h"
+#include "stages/input_check.h"
 #include "stages/stages.h"
 #include "threads/threads.h"
 
@@ -33,9 +39,13 @@ struct Verdict {
 
 /// Scratch and threads of one kernel run.
 struct Workspace {
-  std::span<std::byte> scratch;  ///< at least what `scratch_bytes` asked for, 64-byte aligned, contents unspecified
+  /// At least what `scratch_bytes` asked for, 64-byte aligned. cuda: zero at first, then as the kernel's last run left
+  /// it, of whichever shape or layer: what a kernel keeps lies at one place for all. Else: contents unspecified.
+  std::span<std::byte> scratch;
   Threads* threads;
-  const void* target;  ///< the backend's `target_data`
+  const void* target;       ///< the backend's `target_data`
+  Queue queue{};            ///< cuda: where the kernel is enqueued
+  bool early_start = true;  ///< cuda: it may be launched before the kernels ahead of it have ended (plan/overlap.h)
 };
 
 template <class Args>
@@ -44,7 +54,19 @@ struct Kernel {
   Verdict (*accepts)(const ShapeKey& shape);
   /// Bytes of scratch for a shape with this many threads.
   int64_t (*scratch_bytes)(const ShapeKey& shape, int threads);
+  /// cuda: enqueues on the workspace's queue and returns. Else: returns when all is written.
   void (*run)(const Args& args, const Workspace& workspace);
+  /// Called once for a shape before it is run, on the context's device: what must be set on it. Null: nothing.
+  void (*prepare)(const ShapeKey& shape) = nullptr;
+  // What plan/overlap.h must know of kernels that are enqueued:
+  /// Reads its inputs before its wait, so that the kernel before it must not let it start early.
+  bool held = false;
+  /// Index projection: norms `q_a` itself and does not read `q_c`.
+  bool front = false;
+  /// Query: several kernels over all heads.
+  bool split = false;
+  /// Indexer: ends in the select, and lets the next kernel start beside it.
+  bool fused = false;
 };
 
 /// A backend's stages. Lists are in order of preference.
@@ -62,6 +84,12 @@ struct Backend {
   std::span<const Kernel<ValueArgs>> value;
   std::span<const Kernel<GateArgs>> gate;
   std::span<const Kernel<PartialMergeArgs>> partial_merge;
+  std::span<const Kernel<NormArgs>> norm{};  ///< backends that enqueue: `q_c` alone, where the query comes later
+  /// Writes what rows past the requests have between the stages (PadArgs); null: src/layer/run.cpp does, on the host.
+  void (*pad)(const PadArgs& args, const Workspace& workspace) = nullptr;
+  /// Backends whose steps the host cannot read: enqueues the check of one, and puts what it found into words.
+  void (*check_inputs)(const InputCheckArgs& args, const Workspace& workspace) = nullptr;
+  std::optional<Error> (*offence_of)(const InputRecord& record, const InputCheckArgs& args) = nullptr;
 };
 
 /// The reference backend (src/backends/reference).
@@ -69,6 +97,13 @@ const Backend& reference_backend();
 
 /// The cpu backend for an instruction set by name, or the best one for an empty name. Null: this machine cannot run it.
 const Backend* cpu_backend(std::string_view target);
+/// The cuda backend (src/backends/cuda) and the device that its kernels run on; defined where DSACORE_CUDA is. Throws
+/// `kUnsupported` naming what was found and what is needed where there is no such device, or its driver is too old.
+const Backend& cuda_backend();
+std::unique_ptr<Device> make_cuda_device(int ordinal);
+/// The toolkit that it was built with, e.g. "13.0".
+const char* cuda_toolkit_version();
+
 /// Names of the cpu targets that this machine runs, best first.
 std::span<const std::string_view> cpu_targets();
 /// Names of all targets compiled in, best first.

@@ -7,6 +7,7 @@
 namespace dsacore {
 
 enum class StageId {
+  kNorm,  ///< of q_a alone, where the query comes later
   kQuery,
   kIndexProjection,
   kIndexer,
@@ -16,9 +17,9 @@ enum class StageId {
   kValueProjection,
   kGate,
 };
-inline constexpr int kStages = 8;
+inline constexpr int kStages = 9;
 inline constexpr std::array<std::string_view, kStages> kStageNames = {
-    "query", "index_projection", "indexer", "candidate_merge", "sparse_core", "partial_merge", "value", "gate"};
+    "norm", "query", "index_projection", "indexer", "candidate_merge", "sparse_core", "partial_merge", "value", "gate"};
 
 constexpr std::string_view name_of(StageId stage) { return kStageNames[static_cast<size_t>(stage)]; }
 

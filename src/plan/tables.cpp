@@ -55,6 +55,9 @@ Tables tables_of(const json& entry, std::string_view source) {
   }
   tables.overlap = RowTable::parse(std::string(source) + ": overlap", entry.value("overlap", std::string("serial")));
   check_overlap(std::string(source) + ": overlap", tables.overlap);
+  tables.unfused_overlap =
+      RowTable::parse(std::string(source) + ": unfused_overlap", entry.value("unfused_overlap", std::string("serial")));
+  check_overlap(std::string(source) + ": unfused_overlap", tables.unfused_overlap);
   tables.partial = RowTable::parse(std::string(source) + ": partial", entry.value("partial", std::string("bf16")));
   check_names(
       std::string(source) + ": partial", tables.partial, [](std::string_view n) { return n == "bf16" || n == "proj"; },
@@ -62,7 +65,14 @@ Tables tables_of(const json& entry, std::string_view source) {
   return tables;
 }
 
+OverlapMode mode_of(const RowTable& table, int rows) {
+  return overlap_mode_of(table.find(rows).value_or("serial")).value_or(OverlapMode::kSerial);
+}
+
 }  // namespace
+
+OverlapMode Tables::overlap_of(int rows) const { return mode_of(overlap, rows); }
+OverlapMode Tables::unfused_overlap_of(int rows) const { return mode_of(unfused_overlap, rows); }
 
 Tables read_tables(std::string_view text, std::string_view source, std::string_view backend, std::string_view target,
                    int heads) {

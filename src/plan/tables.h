@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "dsacore/formats.h"
 #include "plan/row_table.h"
 #include "plan/stage_id.h"
 
@@ -14,8 +15,13 @@ namespace dsacore {
 struct Tables {
   std::array<RowTable, kStages> kernels;  ///< by StageId; "auto" or nothing: the first kernel that accepts
   RowTable overlap;
+  RowTable unfused_overlap;  ///< instead of a late mode where the indexer is not fused
   RowTable partial;
   std::string source;  ///< where they came from, for messages
+
+  /// For a number of rows; serial where the tables say nothing.
+  OverlapMode overlap_of(int rows) const;
+  OverlapMode unfused_overlap_of(int rows) const;
 };
 
 /// The compiled-in text of data/tables.json.

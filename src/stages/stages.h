@@ -19,8 +19,15 @@ struct QueryRows {
   int element = 2;  ///< bytes
 
   DSACORE_HD std::byte* at(int64_t row, int head) const { return data + ((row * heads + head) * kQueryRow) * element; }
-  BFloat16* bf16(int64_t row, int head) const { return reinterpret_cast<BFloat16*>(at(row, head)); }
-  uint8_t* e4m3(int64_t row, int head) const { return reinterpret_cast<uint8_t*>(at(row, head)); }
+  DSACORE_HD BFloat16* bf16(int64_t row, int head) const { return reinterpret_cast<BFloat16*>(at(row, head)); }
+  DSACORE_HD uint8_t* e4m3(int64_t row, int head) const { return reinterpret_cast<uint8_t*>(at(row, head)); }
+};
+
+/// Step 1 alone, where the query comes later: bit for bit the `q_c` that it would write.
+struct NormArgs {
+  const LayerModel* model;
+  View<const BFloat16, 2> projected;  ///< [rows, width]
+  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]
 };
 
 /// Steps 1 to 5: norms, W_QB, W_UK, quantise, MLA cache insert.
@@ -29,7 +36,7 @@ struct QueryArgs {
   View<const BFloat16, 2> projected;  ///< [rows, width]
   View<const int64_t, 1> slots;       ///< [rows]
   KvCache kv;                         ///< rows with slot >= 0 are written
-  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]
+  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]; cuda: where a norm wrote it, the same bits again
   QueryRows query;                    ///< out
 };
 
@@ -42,6 +49,8 @@ struct IndexProjectionArgs {
   IndexCache index;                    ///< tokens with index_slot >= 0 are written
   View<uint8_t, 3> index_query;        ///< out [rows, index_heads, 128] e4m3
   View<float, 2> head_weights;         ///< out [rows, index_heads]
+  /// cuda: out [rows, q_lora] of the kernel `front`, which reads no `q_c` but does step 1 itself; empty: not written.
+  View<BFloat16, 2> q_c_out{};
 };
 
 /// A scored token: `key` is the score as an ordered integer (format/score_key.h), larger is better.
@@ -108,13 +117,19 @@ struct ValueArgs {
   View<const BFloat16, 3> w_uv;    ///< [heads', 128, 512]: W_UV transposed; the heads may be all ranks' (`proj`)
   View<const BFloat16, 2> gate;    ///< [rows, heads'*128], or empty: `out` is v itself
   View<BFloat16, 2> out;           ///< out [rows, heads'*128]
+  /// cuda: [requests] global lengths; rows of a request of length 0, and rows past the requests, give zeros. Empty, or
+  /// the other backends: src/layer/run.cpp writes them.
+  View<const int32_t, 1> seq_lens{};
+  int q = 1;
 };
 
 /// The gate of step 12 alone, from merged `v` (`proj` partials).
 struct GateArgs {
-  View<const BFloat16, 2> v;     ///< [rows, heads*128]
-  View<const BFloat16, 2> gate;  ///< [rows, heads*128]
-  View<BFloat16, 2> out;         ///< out [rows, heads*128]
+  View<const BFloat16, 2> v;          ///< [rows, heads*128]
+  View<const BFloat16, 2> gate;       ///< [rows, heads*128]
+  View<BFloat16, 2> out;              ///< out [rows, heads*128]
+  View<const int32_t, 1> seq_lens{};  ///< cuda: as in ValueArgs
+  int q = 1;
 };
 
 /// Step 4 of spec 7: merges the ranks' partials of this rank's heads by their LSE, in rank order.
@@ -123,6 +138,18 @@ struct PartialMergeArgs {
   View<const float, 3> partial_lse;  ///< [D, rows, heads]; -inf: no rows, its partial is not read
   View<BFloat16, 3> merged;          ///< out [rows, heads, width]
   View<float, 2> lse;                ///< out [rows, heads]
+};
+
+/// Rows past the requests given: no token, no latent, output zero (spec 4, 5). Tensors of all B rows, of which the
+/// first `live_rows` are left as they are; an empty view is left out.
+struct PadArgs {
+  int64_t live_rows;
+  View<int32_t, 2> topk_tokens;  ///< -1
+  View<int32_t, 2> topk_rows;    ///< -1
+  View<int32_t, 1> valid;        ///< 0
+  View<BFloat16, 3> latent;      ///< 0
+  View<float, 2> lse;            ///< -inf
+  View<BFloat16, 2> out;         ///< 0
 };
 
 }  // namespace dsacore

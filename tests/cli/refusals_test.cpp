@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "cli/program.h"
+#include "dsacore/version.h"
 #include "io/layer_file.h"
 #include "io/step_file.h"
 
@@ -79,13 +80,23 @@ TEST_F(Refusals, UnknownOptionsAndValues) {
 }
 
 TEST_F(Refusals, WhatIsNotBuiltIn) {
-  expect_refused(run("out.safetensors", {"--backend", "cuda"}), {"backend = cuda", "not built in", "reference cpu"});
+  if (backends() == "reference cpu") {
+    expect_refused(run("out.safetensors", {"--backend", "cuda"}), {"backend = cuda", "not built in", "reference cpu"});
+  }
   for (const char* transport : {"shm", "mpi", "cuda", "nccl"}) {
     expect_refused(run("out.safetensors", {"--dcp", "2", "--transport", transport}),
                    {transport, "not built in", "threads"});
   }
   expect_refused(run("out.safetensors", {"--rank", "1"}), {"rank = 1"});
   expect_refused(run("out.safetensors", {"--rendezvous", "x"}), {"rendezvous = x"});
+}
+
+TEST_F(Refusals, ABackendWithoutItsDevice) {
+  if (backends() != "reference cpu cuda") GTEST_SKIP() << "built without the cuda backend";
+  const Ran ran = run("out.safetensors", {"--backend", "cuda"});
+  if (ran.status == 0) GTEST_SKIP() << "there is a device";
+  expect_refused(ran, {"CUDA d", "the cuda backend needs"});
+  expect_refused(run("out.safetensors", {"--backend", "cuda", "--dcp", "2"}), {"dcp = 2", "one rank"});
 }
 
 TEST_F(Refusals, RanksThatDoNotDivideTheHeads) {

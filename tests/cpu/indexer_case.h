@@ -363,11 +363,11 @@ inline double score_of_key(uint32_t key) {
 
 constexpr double kScoreBound = 1e-5;
 
-/// Judges the tokens of a row as the oracle's check.py does: an exchanged token's score lies within 1e-5 of the
+/// Judges the tokens of a row as the oracle's check.py does: an exchanged token's score lies within `bound` of the
 /// threshold, relative to the larger of it and the token's magnitudes; of tokens with equal bytes the earlier ones are
 /// selected.
 inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std::span<const int32_t> got,
-                                             const std::vector<Score>& scores) {
+                                             const std::vector<Score>& scores, double bound = kScoreBound) {
   const int64_t n = c.seen(row), valid = std::min<int64_t>(n, c.options.topk);
   const auto fail = [&] { return testing::AssertionFailure() << "row " << row << ", n " << n << ": "; };
   for (int64_t i = 0; i < int64_t(got.size()); ++i) {
@@ -391,7 +391,7 @@ inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std:
   for (int32_t t = 0; t < n; ++t) {
     if (best[size_t(t)] == taken[size_t(t)]) continue;
     const double distance = std::abs(value(t) - threshold);
-    if (value(t) != threshold && !(distance <= kScoreBound * std::max(std::abs(threshold), scores[size_t(t)].size))) {
+    if (value(t) != threshold && !(distance <= bound * std::max(std::abs(threshold), scores[size_t(t)].size))) {
       return fail() << "token " << t << " is " << (taken[size_t(t)] ? "" : "not ") << "selected: score "
                     << scores[size_t(t)].value << ", threshold " << threshold << ", magnitudes "
                     << scores[size_t(t)].size;
@@ -419,7 +419,7 @@ inline testing::AssertionResult judge_tokens(const IndexerCase& c, int row, std:
 
 /// Judges everything that a run at D = 1 wrote. `scores[row]` as scores_of; only read where n > topk.
 inline testing::AssertionResult judge(const IndexerCase& c, const Placed& placed, const Selected& got,
-                                      const std::vector<std::vector<Score>>& scores) {
+                                      const std::vector<std::vector<Score>>& scores, double bound = kScoreBound) {
   const int topk = c.options.topk;
   for (int row = 0; row < c.rows(); ++row) {
     const int64_t n = c.seen(row), valid = std::min<int64_t>(n, topk);
@@ -428,7 +428,7 @@ inline testing::AssertionResult judge(const IndexerCase& c, const Placed& placed
                                          << valid;
     }
     const std::span<const int32_t> tokens(got.tokens.data() + row * topk, size_t(topk));
-    if (auto result = judge_tokens(c, row, tokens, scores[size_t(row)]); !result) return result;
+    if (auto result = judge_tokens(c, row, tokens, scores[size_t(row)], bound); !result) return result;
     const int32_t* table = placed.block_table.data() + row / c.options.q * placed.width;
     for (int i = 0; i < topk; ++i) {
       const int32_t token = tokens[size_t(i)];

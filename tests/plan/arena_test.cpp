@@ -8,10 +8,13 @@ namespace dsacore {
 namespace {
 
 TEST(ScratchArena, BuffersGrowAndKeepTheirRecord) {
-  ScratchArena arena;
-  const AlignedBytes* first = arena.book("scores", 1000);
+  ScratchArena arena(host_memory());
+  EXPECT_EQ(arena.missing("scores", 1000), 1000);
+  const MemoryBlock* first = arena.book("scores", 1000);
   ASSERT_NE(first->data(), nullptr);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first->data()) % 64, 0u);
+  EXPECT_EQ(arena.missing("scores", 1500), 500);
+  EXPECT_EQ(arena.missing("scores", 10), 0);
   EXPECT_EQ(arena.book("scores", 10), first);
   EXPECT_EQ(first->size(), 1000);
   EXPECT_EQ(arena.book("scores", 5000), first);
@@ -26,7 +29,7 @@ TEST(ScratchArena, BuffersGrowAndKeepTheirRecord) {
 }
 
 TEST(ScratchArena, AnImpossibleSizeIsAnErrorThatNamesIt) {
-  ScratchArena arena;
+  ScratchArena arena(host_memory());
   try {
     arena.book("scores", int64_t(1) << 62);
     ADD_FAILURE();
@@ -36,14 +39,18 @@ TEST(ScratchArena, AnImpossibleSizeIsAnErrorThatNamesIt) {
   }
 }
 
-TEST(AlignedBytes, MovesAndMayBeEmpty) {
-  AlignedBytes empty(0, "nothing");
+TEST(MemoryBlock, MovesAndMayBeEmpty) {
+  MemoryBlock empty(host_memory(), 0, "nothing");
   EXPECT_EQ(empty.data(), nullptr);
-  AlignedBytes full(64, "something");
+  MemoryBlock full(host_memory(), 64, "something");
   std::byte* data = full.data();
-  AlignedBytes moved(std::move(full));
+  EXPECT_EQ(data[63], std::byte(0));
+  host_memory().fill(data, std::byte(7), 64);
+  EXPECT_EQ(data[63], std::byte(7));
+  MemoryBlock moved(std::move(full));
   EXPECT_EQ(moved.data(), data);
   EXPECT_EQ(moved.size(), 64);
+  EXPECT_EQ(full.data(), nullptr);  // NOLINT(bugprone-use-after-move): what a move leaves is promised
 }
 
 }  // namespace

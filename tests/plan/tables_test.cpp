@@ -39,6 +39,27 @@ TEST(Tables, TheBuiltInOnesCanBeRead) {
   }
 }
 
+TEST(Tables, TheBuiltInOnesOfTheCudaBackendCoverAllRows) {
+  for (int heads : {6, 24, 96}) {
+    const Tables tables = read_tables(builtin_tables(), "built-in", "cuda", "sm_90a", heads);
+    for (int rows : {1, 8, 64, 256}) {
+      EXPECT_TRUE(tables.overlap.find(rows).has_value()) << heads << " heads, " << rows << " rows";
+      EXPECT_TRUE(tables.unfused_overlap.find(rows).has_value()) << heads << " heads, " << rows << " rows";
+    }
+  }
+}
+
+TEST(Tables, TheUnfusedOverlapIsATableOfItsOwn) {
+  constexpr const char* kUnfused =
+      R"({"version": 1, "tables": [{"overlap": "late", "unfused_overlap": "1-8:fork,9-256:serial"}]})";
+  const Tables tables = read_tables(kUnfused, "text", "cuda", "sm_90a", 12);
+  EXPECT_EQ(tables.overlap_of(8), OverlapMode::kLate);
+  EXPECT_EQ(tables.unfused_overlap_of(8), OverlapMode::kFork);
+  EXPECT_EQ(tables.unfused_overlap_of(9), OverlapMode::kSerial);
+  EXPECT_THROW(read_tables(R"({"version": 1, "tables": [{"unfused_overlap": "sideways"}]})", "text", "cuda", "", 12),
+               Exception);
+}
+
 TEST(Tables, OptionsOverlayThem) {
   Tables tables = read_tables(kText, "text", "cpu", "avx2", 12);
   override_tables(tables, "query=1-256:z;indexer=y", "late");

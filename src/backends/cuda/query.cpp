@@ -1,0 +1,90 @@
+// query: steps 1 to 5 of spec 4, projected row -> q_c, query rows, MLA cache row.
+//
+//   fused   few heads, few rows: one launch. A cluster a head, each CTA a part of its weights; the cache rows by extra
+//   CTAs.
+//           Projected rows at odd addresses take the other way.
+//   split   else: a launch that normalises and inserts, while the second one already fetches its first weights.
+#include "backends/cuda/query.h"
+
+#include "backends/cuda/kernels.h"
+
+namespace dsacore::cuda {
+namespace query {
+
+Parameters parameters_of(const QueryArgs& args) {
+  const LayerModel& m = *args.model;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(args.projected.data()) % 16 == 0 && args.projected.stride(0) % 8 == 0;
+  return {.projected = args.projected,
+          .slots = args.slots,
+          .kv = args.kv,
+          .q_c = args.q_c,
+          .query = args.query,
+          .q_norm = m.q_norm,
+          .kv_norm = m.kv_norm,
+          .w_qb = m.w_qb,
+          .kv_b = m.kv_b,
+          .kv_a_at = m.sizes.kv_a_at(),
+          .rows = int(args.projected.extent(0)),
+          .q_lora = m.sizes.q_lora,
+          .heads = m.sizes.heads,
+          .aligned_rows = aligned,
+          .fp8_query = has_fp8_query(m.config.kv_format),
+          .eps = float(m.config.eps),
+          .q_scale_inv = m.config.q_scale_inv,
+          .k_scale_inv = m.config.k_scale_inv};
+}
+
+}  // namespace query
+
+namespace {
+
+Verdict accepts_fused(const ShapeKey& shape) {
+  if (shape.rows > query::kFusedMaxRows) return {false, "rows above 16"};
+  if (shape.sizes.heads > query::kFusedMaxHeads) return {false, "heads above 30"};
+  return {};
+}
+Verdict accepts_split(const ShapeKey&) { return {}; }
+
+int64_t no_scratch(const ShapeKey&, int) { return 0; }
+
+void prepare_split(const ShapeKey& shape) { query::prepare_stream(shape.sizes.heads); }
+void prepare_fused(const ShapeKey& shape) {
+  query::prepare_fused(shape.sizes.q_lora);
+  prepare_split(shape);
+}
+
+void run_split(const QueryArgs& args, const Workspace& workspace) {
+  const query::Parameters p = query::parameters_of(args);
+  if (p.rows == 0) return;
+  query::enqueue_norm(p, workspace, true);
+  query::enqueue_stream(p, workspace);
+}
+
+void run_fused(const QueryArgs& args, const Workspace& workspace) {
+  const query::Parameters p = query::parameters_of(args);
+  if (p.rows == 0) return;
+  if (!p.aligned_rows) return run_split(args, workspace);
+  query::enqueue_fused(p, workspace);
+}
+
+constexpr Kernel<QueryArgs> kKernels[] = {
+    {"fused", accepts_fused, no_scratch, run_fused, prepare_fused},
+    {.name = "split",
+     .accepts = accepts_split,
+     .scratch_bytes = no_scratch,
+     .run = run_split,
+     .prepare = prepare_split,
+     .split = true},
+};
+
+}  // namespace
+
+std::span<const Kernel<QueryArgs>> query_kernels() { return kKernels; }
+
+void enqueue_query_norm(const QueryArgs& args, const Workspace& workspace) {
+  const query::Parameters p = query::parameters_of(args);
+  if (p.rows > 0) query::enqueue_norm(p, workspace, false);
+}
+
+}  // namespace dsacore::cuda

@@ -1,0 +1,44 @@
+// The kernels of the query stage (steps 1 to 5 of spec 4) and how query.cpp puts them together. Host side.
+#pragma once
+
+#include "plan/registry.h"
+
+namespace dsacore::cuda::query {
+
+/// What every kernel of the stage is given: the Args with the model's device pointers.
+struct Parameters {
+  View<const BFloat16, 2> projected;
+  View<const int64_t, 1> slots;
+  KvCache kv;
+  View<BFloat16, 2> q_c;
+  QueryRows query;
+  View<const BFloat16, 1> q_norm;
+  View<const BFloat16, 1> kv_norm;
+  View<const BFloat16, 2> w_qb;
+  View<const BFloat16, 3> kv_b;
+  int64_t kv_a_at;
+  int rows;
+  int q_lora;
+  int heads;
+  bool aligned_rows;  ///< every projected row begins at a multiple of 16 bytes
+  bool fp8_query;
+  float eps;
+  float q_scale_inv;
+  float k_scale_inv;
+};
+Parameters parameters_of(const QueryArgs& args);
+
+// query_norm.cu: a warp a row. Writes q_c, and the MLA cache rows where asked for.
+void enqueue_norm(const Parameters& p, const Workspace& workspace, bool insert);
+
+// query_fused.cu: steps 1 to 5 in one launch, a cluster of CTAs a head, for aligned rows.
+inline constexpr int kFusedMaxHeads = 30;
+inline constexpr int kFusedMaxRows = 16;
+void prepare_fused(int q_lora);
+void enqueue_fused(const Parameters& p, const Workspace& workspace);
+
+// query_stream.cu: steps 2 to 4 from q_c, a CTA a head.
+void prepare_stream(int heads);
+void enqueue_stream(const Parameters& p, const Workspace& workspace);
+
+}  // namespace dsacore::cuda::query

@@ -1,0 +1,83 @@
+// Host side of the score kernel: which instance, how many stages, on how many SMs.
+#include <algorithm>
+
+#include "backends/cuda/indexer_stages.h"
+#include "backends/cuda/launch.h"
+#include "backends/cuda/scores.h"
+#include "format/layouts.h"
+
+namespace dsacore::cuda {
+namespace {
+
+// Two kernels of the chain fit an SM together where each takes at most this; a larger one has the SM to itself.
+constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;
+constexpr int kEnoughStages = 6;
+constexpr int kPagesOfShort = 8;  ///< of a CTA
+
+struct Choice {
+  ScoresInstance instance;
+  int stages, shared_bytes;
+};
+
+Choice choose(IndexFormat format, int heads, int q, bool histogram, bool is_short) {
+  const int tile_heads = score_passes(heads) * score_width(heads);
+  const int page_bytes = kIndexPage * row_bytes(format);
+  const int rest = ScoresShared(q, tile_heads, page_bytes, 0, histogram).total;
+  const ScoresInstance instance =
+      format == IndexFormat::kFp8 ? scores_fp8(heads, q, is_short) : scores_mxfp4(heads, q, is_short);
+  const auto stages_in = [&](int bytes) {
+    return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages) / instance.groups * instance.groups;
+  };
+  int stages = stages_in(kSharedOfTwo);
+  if (stages < kEnoughStages) stages = std::min(8 / instance.groups * instance.groups, stages_in(kSharedOfOne));
+  return {instance, stages, ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
+}
+
+unsigned multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return unsigned(count);
+}
+
+}  // namespace
+
+void prepare_scores(const ShapeKey& shape) {
+  for (const bool is_short : {false, true}) {
+    // As much as any q may take, so that the order in which shapes are prepared does not matter.
+    allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true, is_short).instance.kernel,
+                 kSharedOfOne);
+  }
+}
+
+void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool histogram,
+                    const Workspace& workspace) {
+  const int heads = args.model->sizes.index_heads;
+  const unsigned count = multiprocessors();
+  const int64_t requests = args.index_query.extent(0) / args.q;
+  const int context = context_of(args, scratch);
+  const bool is_short = requests * context <= int64_t(kPagesOfShort) * kIndexPage * count;
+  const Choice choice = choose(args.index.format, heads, args.q, histogram, is_short);
+  const ScoresParameters parameters{.seq_lens = args.seq_lens,
+                                    .block_table = args.block_table,
+                                    .index_block_table = args.index_block_table,
+                                    .page = args.page,
+                                    .cache = args.index.data,
+                                    .cache_pages = args.index.pages,
+                                    .query = args.index_query,
+                                    .weights = args.head_weights,
+                                    .requests = int(requests),
+                                    .q = args.q,
+                                    .topk = args.model->config.topk,
+                                    .heads = heads,
+                                    .context = context,
+                                    .keys = scratch.keys,
+                                    .key_pitch = scratch.key_pitch,
+                                    .histograms = histogram ? scratch.histograms : nullptr,
+                                    .stages = choice.stages};
+  launch(choice.instance.kernel,
+         {.grid = count, .block = unsigned(choice.instance.threads), .shared_bytes = size_t(choice.shared_bytes)},
+         workspace, parameters);
+}
+
+}  // namespace dsacore::cuda

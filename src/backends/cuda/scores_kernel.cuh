@@ -1,0 +1,377 @@
+// Step 9: scores of all keys that a row has to choose among, as ordered keys, and a histogram of them.
+//
+// The work is pages of 64 keys, each read once for all q rows of its request. All pages of all requests are dealt
+// evenly, in order, over one CTA an SM. A producer warp keeps a ring of whole pages in flight by bulk copies; four
+// warpgroups take them in turn: keys from registers (A, 64 rows), heads from shared memory (B), then relu, weights and
+// the sum over heads in registers. A score depends on its key, query and weights alone: which CTA or warpgroup computes
+// it, and in what page, changes no operation.
+//
+// Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
+// rows the products take 64 q clk, and a warp issues about 200 instructions a page and row (mxfp4: 350), mostly relu,
+// weights, and the way to the key. Large contexts at q = 1 run at DRAM speed for fp8; mxfp4, and q > 1, are bound by
+// issue and the latency of dependent steps.
+#pragma once
+
+#include "backends/cuda/ptx/dependency.cuh"
+#include "backends/cuda/ptx/shared_memory.cuh"
+#include "backends/cuda/score_bins.h"
+#include "backends/cuda/scores.h"
+#include "backends/cuda/scores_keys.cuh"
+#include "format/paging.h"
+#include "format/score_key.h"
+
+namespace dsacore::cuda {
+
+/// What an instance computes at a time and with how many threads: N heads a product, `Passes` products a row, `Rows`
+/// rows.
+template <class Keys, int N, int Passes, int Rows, int Groups>
+struct ScoresTile {
+  static constexpr int kWidth = N, kPasses = Passes, kRows = Rows, kGroups = Groups;
+  static constexpr int kHeads = N * Passes;
+  static constexpr int kTiles = Rows * Passes < Keys::kTilesAtOnce ? Rows * Passes : Keys::kTilesAtOnce;
+  static constexpr int kMathThreads = Groups * 128;
+  static constexpr int kThreads = kMathThreads + 32;
+};
+
+/// A place in the ring of pages, and the parity of its barriers there. The ring's length is a multiple of the number of
+/// warpgroups: a stage always has the same reader, which has seen one of its phases before it asks for the next.
+/// (Parity tells no more than two apart, and pages arrive in any order.)
+struct RingPlace {
+  int stage;
+  uint32_t parity = 0;
+
+  __device__ void advance(int by, int stages) {
+    stage += by;
+    if (stage >= stages) {
+      stage -= stages;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Among the math warpgroups.
+template <class Tile>
+__device__ __forceinline__ void math_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kMathThreads) : "memory");
+}
+
+/// relu, with NaN kept.
+__device__ __forceinline__ float relu(float x) {
+  float r;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+__device__ __forceinline__ int length_of(const ScoresParameters& p, int request) {
+  const int length = __ldcg(&p.seq_lens(request));
+  return length < 0 ? 0 : length < p.context ? length : p.context;
+}
+
+/// Pages to score of all requests, as a running sum `first_unit` [requests + 1]. By all threads, of which the first
+/// kMaxRows have a request each. Requests of which no row sees more than topk tokens have none.
+__device__ inline void count_units(const ScoresParameters& p, int* first_unit, int* totals) {
+  const int request = int(threadIdx.x), lane = request % 32, warp = request / 32;
+  int units = 0;
+  if (request < p.requests) {
+    const int n = length_of(p, request);
+    if (n > p.topk) units = int(pages_of(n, kIndexPage));
+  }
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(~0u, units, distance);
+    if (lane >= distance) units += other;
+  }
+  if (lane == 31 && warp < kMaxRows / 32) totals[warp] = units;
+  __syncthreads();
+  units += __reduce_add_sync(~0u, lane < min(warp, kMaxRows / 32) ? totals[lane] : 0);
+  if (request < p.requests) first_unit[request + 1] = units;
+  if (request == 0) first_unit[0] = 0;
+  __syncthreads();
+}
+
+/// The units of this CTA.
+struct Share {
+  int begin, end;
+
+  __device__ Share(const int* first_unit, int requests) {
+    const int64_t total = first_unit[requests];
+    begin = int(total * blockIdx.x / gridDim.x);
+    end = int(total * (blockIdx.x + 1) / gridDim.x);
+  }
+};
+
+/// The request that a unit belongs to.
+__device__ inline int request_of(const int* first_unit, int requests, int unit) {
+  int low = 0, high = requests;  // first_unit[low] <= unit < first_unit[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (first_unit[middle] <= unit ? low : high) = middle;
+  }
+  return low;
+}
+
+/// The page of the index cache that a unit is. Read past L1: the prefetch may have read it before it was written.
+__device__ inline int32_t page_of(const ScoresParameters& p, const int* first_unit, int unit) {
+  const int request = request_of(first_unit, p.requests, unit);
+  const int32_t token = (unit - first_unit[request]) * kIndexPage;
+  if (!p.index_block_table.empty()) {
+    const int32_t entry = __ldcg(p.index_block_table.row(request) + token / kIndexPage);
+    return index_place(nullptr, &entry, p.page, LocalId(0)).page.value();
+  }
+  const int32_t entry = __ldcg(p.block_table.row(request) + token / p.page);
+  return index_place(&entry, nullptr, p.page, LocalId(token % p.page)).page.value();
+}
+
+/// Asks for the first pages of this CTA in L2, by what lengths and tables hold before the wait. They may be old: only
+/// time is lost.
+template <class Keys>
+__device__ inline void prefetch_pages(const ScoresParameters& p, const int* first_unit) {
+  const Share share(first_unit, p.requests);
+  const int unit = share.begin + int(threadIdx.x) % 32;
+  if (unit >= share.end || unit - share.begin >= p.stages) return;
+  const int64_t page = page_of(p, first_unit, unit);
+  if (page >= 0 && page < p.cache_pages) {
+    prefetch_l2(p.cache + page * Keys::Layout::kPageBytes, Keys::Layout::kPageBytes);
+  }
+}
+
+/// What the warps of a CTA share.
+template <class Keys>
+struct ScoresTools {
+  const ScoresParameters& p;
+  std::byte* query;
+  uint32_t* histograms;
+  std::byte* pages;
+  float* weights;
+  int *first_unit, *totals;
+  uint32_t query_address, barriers;
+
+  __device__ ScoresTools(const ScoresParameters& parameters, int tile_heads, std::byte* shared) : p(parameters) {
+    const ScoresShared at(p.q, tile_heads, Keys::Layout::kPageBytes, p.stages, p.histograms != nullptr);
+    query = shared;
+    histograms = reinterpret_cast<uint32_t*>(shared + at.histograms);
+    pages = shared + at.pages;
+    weights = reinterpret_cast<float*>(shared + at.weights);
+    first_unit = reinterpret_cast<int*>(shared + at.first_unit);
+    totals = reinterpret_cast<int*>(shared + at.totals);
+    query_address =
+        __shfl_sync(~0u, fixed_shared_address(shared), 0);  // known to be uniform: descriptors stay out of loops
+    barriers = fixed_shared_address(shared + at.barriers);
+  }
+  __device__ Barrier full(int stage) const { return {barriers + stage * 16}; }
+  __device__ Barrier empty(int stage) const { return {barriers + stage * 16 + 8}; }
+};
+
+/// The producer warp: copies the CTA's pages into the ring. Lanes look up 32 pages at a time.
+template <class Keys>
+__device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& share) {
+  const ScoresParameters& p = tools.p;
+  constexpr int kBytes = Keys::Layout::kPageBytes;
+  const uint32_t ring = fixed_shared_address(tools.pages);
+  RingPlace place{0};
+#pragma unroll 1
+  for (int begin = share.begin; begin < share.end; begin += 32) {
+    const int unit = begin + int(threadIdx.x) % 32;
+    const int32_t page = unit < share.end ? page_of(p, tools.first_unit, unit) : 0;
+    const int count = min(32, share.end - begin);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const std::byte* from = p.cache + int64_t(__shfl_sync(~0u, page, i)) * kBytes;
+      if (elect_one()) {
+        tools.empty(place.stage).wait(place.parity ^ 1);
+        tools.full(place.stage).expect(kBytes);
+        bulk_copy(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage));
+      }
+      place.advance(1, p.stages);
+    }
+  }
+}
+
+/// Puts the index queries of a request's rows into the B operand, and their weights beside them; padding is zero.
+template <class Keys, class Tile>
+__device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
+  const ScoresParameters& p = tools.p;
+  constexpr int kEighths = kIndexDim / 8;
+#pragma unroll 4
+  for (int i = int(threadIdx.x); i < p.q * Tile::kHeads * kEighths; i += Tile::kMathThreads) {
+    const int eighth = i % kEighths, line = i / kEighths;
+    const int head = line % Tile::kHeads, row = request * p.q + line / Tile::kHeads;
+    uint2 bytes = {0, 0};
+    if (head < p.heads) bytes = __ldcg(reinterpret_cast<const uint2*>(p.query.row(row, head) + 8 * eighth));
+    const QueryPart part = Keys::place_query(eighth, bytes);
+    std::byte* to = tools.query + line * kIndexDim + part.quarter * 4;
+    *reinterpret_cast<uint32_t*>(to + ((2 * part.step) ^ (line % 8)) * 16) = part.first;
+    *reinterpret_cast<uint32_t*>(to + ((2 * part.step + 1) ^ (line % 8)) * 16) = part.second;
+  }
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < p.q * Tile::kHeads; i += Tile::kMathThreads) {
+    const int head = i % Tile::kHeads, row = request * p.q + i / Tile::kHeads;
+    tools.weights[i] = head < p.heads ? __ldcg(p.weights.row(row) + head) : 0.0f;
+  }
+  fence_async_proxy();
+}
+
+template <class Keys, class Tile>
+__device__ inline void clear_histograms(const ScoresTools<Keys>& tools) {
+  if (tools.p.histograms == nullptr || threadIdx.x >= Tile::kMathThreads) return;
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < tools.p.q * kScoreBins / 4; i += Tile::kMathThreads) {
+    reinterpret_cast<uint4*>(tools.histograms)[i] = {0, 0, 0, 0};
+  }
+}
+
+/// Adds the histograms of a request's rows to those in memory, and clears them.
+template <class Keys, class Tile>
+__device__ inline void merge_histograms(const ScoresTools<Keys>& tools, int request) {
+  const ScoresParameters& p = tools.p;
+  if (p.histograms == nullptr) return;
+  uint32_t* to = p.histograms + int64_t(request) * p.q * kScoreBins;
+#pragma unroll 4
+  for (int i = int(threadIdx.x); i < p.q * kScoreBins; i += Tile::kMathThreads) {
+    const uint32_t count = tools.histograms[i];
+    if (count == 0) continue;
+    atomicAdd(to + i, count);
+    tools.histograms[i] = 0;
+  }
+}
+
+/// Adds w_h * relu(query_h . key) of a tile's heads to the sums of the thread's two keys.
+template <int N>
+__device__ __forceinline__ void add_heads(const float (&dots)[N / 2], const float* weights, float (&sums)[2]) {
+  for (int j = 0; j < N / 8; ++j) {
+    const float2 weight = *reinterpret_cast<const float2*>(weights + 8 * j);
+    for (int half = 0; half < 2; ++half) {
+      sums[half] = fmaf(weight.x, relu(dots[4 * j + 2 * half]), sums[half]);
+      sums[half] = fmaf(weight.y, relu(dots[4 * j + 2 * half + 1]), sums[half]);
+    }
+  }
+}
+
+/// The sum over four lanes, each of which has a quarter of the heads of two keys; odd lanes get that of the second key.
+__device__ __forceinline__ float add_quarters(const float (&sums)[2], const KeyPlace& place) {
+  const bool odd = (place.quarter & 1) != 0;
+  const float pair = (odd ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, odd ? sums[0] : sums[1], 1);
+  return pair + __shfl_xor_sync(~0u, pair, 2);
+}
+
+/// A request's rows as a math thread sees them, from the first that needs scores.
+struct RowsOfRequest {
+  int first;
+  int seen;        ///< tokens that it sees; 0 or less for a thread that ends up with no score of its own
+  uint32_t* keys;  ///< of the row
+};
+
+/// Scores a page for the rows of its request; `token` is the thread's.
+template <class Keys, class Tile>
+__device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const Keys& keys, const KeyPlace& place,
+                                           const RowsOfRequest& rows, int token) {
+  constexpr int kRows = Tile::kRows, kPasses = Tile::kPasses, kWidth = Tile::kWidth;
+  const ScoresParameters& p = tools.p;
+  uint32_t tiles = tools.query_address + uint32_t(rows.first * Tile::kHeads * kIndexDim);
+  const float* weights = tools.weights + rows.first * Tile::kHeads + 2 * place.quarter;
+  uint32_t* out = rows.keys + token;
+  uint32_t* histogram = tools.histograms + rows.first * kScoreBins;
+  int left = rows.seen - token;
+#pragma unroll 1
+  for (int row = rows.first; row < p.q; row += kRows) {
+    float sums[kRows][2] = {};
+    const auto add_tiles = [&](int tile) {
+      float dots[Tile::kTiles][kWidth / 2];
+      keys.template multiply<kWidth, Tile::kTiles>(tiles + uint32_t(tile * kWidth * kIndexDim), dots);
+      for (int i = 0; i < Tile::kTiles; ++i) {
+        add_heads<kWidth>(dots[i], weights + (tile + i) * kWidth, sums[kRows == 1 ? 0 : i / kPasses]);
+      }
+    };
+    if constexpr (Tile::kTiles == kRows * kPasses) {
+      add_tiles(0);
+    } else {
+      static_assert(kRows == 1);
+#pragma unroll 1
+      for (int tile = 0; tile < kPasses; tile += Tile::kTiles) add_tiles(tile);
+    }
+    for (int i = 0; i < kRows; ++i) {
+      const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
+      if (left + i <= 0 || (kRows > 1 && row + i >= p.q)) continue;
+      out[i * p.key_pitch] = key;
+      if (p.histograms != nullptr) atomicAdd(histogram + i * kScoreBins + bin_of_key(key), 1u);
+    }
+    tiles += uint32_t(kRows * Tile::kHeads * kIndexDim);
+    weights += kRows * Tile::kHeads;
+    out += kRows * p.key_pitch;
+    histogram += kRows * kScoreBins;
+    left += kRows;
+  }
+}
+
+/// A math warpgroup: takes the CTA's pages in turn with the others.
+template <class Keys, class Tile>
+__device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& share) {
+  const ScoresParameters& p = tools.p;
+  const int group = int(threadIdx.x) / 128;
+  const KeyPlace place(int(threadIdx.x) % 128);
+  RingPlace ring{group};
+  int request = request_of(tools.first_unit, p.requests, share.begin);
+  int unit = share.begin + group;
+#pragma unroll 1
+  for (int begin = share.begin; begin < share.end;) {
+    while (tools.first_unit[request + 1] <= begin) ++request;
+    const int end = min(share.end, tools.first_unit[request + 1]);
+    const int length = length_of(p, request);
+    const int first = max(0, p.topk + p.q - length);
+    const int seen = place.quarter < 2 ? length - (p.q - 1) + first : -kMaxQ;
+    const RowsOfRequest rows{first, seen, p.keys + (int64_t(request) * p.q + first) * p.key_pitch};
+    load_query<Keys, Tile>(tools, request);
+    math_barrier<Tile>();
+    const int first_token = place.scored() - tools.first_unit[request] * kIndexPage;
+#pragma unroll 1
+    for (; unit < end; unit += Tile::kGroups) {
+      tools.full(ring.stage).wait(ring.parity);
+      Keys keys;
+      keys.load(tools.pages + ring.stage * Keys::Layout::kPageBytes, place);
+      score_page<Keys, Tile>(tools, keys, place, rows, first_token + unit * kIndexPage);
+      // Not before: an arrival does not wait for loads whose results nothing has used yet, and the next page may
+      // overtake them.
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) tools.empty(ring.stage).arrive();
+      ring.advance(Tile::kGroups, p.stages);
+    }
+    math_barrier<Tile>();
+    merge_histograms<Keys, Tile>(tools, request);
+    begin = end;
+  }
+}
+
+template <class Keys, class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_constant__ ScoresParameters p) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  const ScoresTools<Keys> tools(p, Tile::kHeads, shared);
+  const bool produces = threadIdx.x >= Tile::kMathThreads;
+  if (produces && elect_one()) {
+#pragma unroll 1
+    for (int stage = 0; stage < p.stages; ++stage) {
+      tools.full(stage).init(1);
+      tools.empty(stage).init(4);
+    }
+    publish_barriers();
+  }
+  clear_histograms<Keys, Tile>(tools);
+  count_units(p, tools.first_unit, tools.totals);
+  if (produces) prefetch_pages<Keys>(p, tools.first_unit);
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  count_units(p, tools.first_unit, tools.totals);
+  const Share share(tools.first_unit, p.requests);
+  if (share.begin >= share.end) return;
+  if (produces) {
+    copy_pages(tools, share);
+  } else {
+    score_pages<Keys, Tile>(tools, share);
+  }
+}
+
+template <class Keys, int N, int Passes, int Rows, int Groups>
+constexpr ScoresInstance scores_instance() {
+  using Tile = ScoresTile<Keys, N, Passes, Rows, Groups>;
+  return {scores_kernel<Keys, Tile>, Tile::kThreads, Groups};
+}
+
+}  // namespace dsacore::cuda

@@ -1,0 +1,51 @@
+// What the score kernel is launched with, and how it divides its shared memory.
+#pragma once
+
+#include "backends/cuda/score_bins.h"
+#include "dsacore/problem.h"
+#include "dsacore/view.h"
+
+namespace dsacore::cuda {
+
+struct ScoresParameters {
+  View<const int32_t, 1> seq_lens;           ///< [requests]
+  View<const int32_t, 2> block_table;        ///< [requests, W]
+  View<const int32_t, 2> index_block_table;  ///< [requests, W'] or empty
+  int page;                                  ///< P
+  const std::byte* cache;
+  int64_t cache_pages;
+  View<const uint8_t, 3> query;  ///< [rows, heads, 128]
+  View<const float, 2> weights;  ///< [rows, heads]
+  int requests, q, topk, heads;
+  int context;           ///< lengths are cut to it
+  uint32_t* keys;        ///< out [rows, key_pitch]
+  int64_t key_pitch;     ///< elements
+  uint32_t* histograms;  ///< added to [rows, kScoreBins]; null: none is kept
+  int stages;            ///< of the ring of pages
+};
+
+/// Heads of one product: the heads in one part, or in two where they are more than 32 (or, then, 24), padded to a
+/// multiple of 8.
+constexpr int score_passes(int heads) { return heads > 32 ? 2 : 1; }
+constexpr int score_width(int heads) {
+  const int part = (heads + score_passes(heads) - 1) / score_passes(heads);
+  return (part + 7) / 8 * 8;
+}
+
+/// Byte offsets in a CTA's shared memory.
+struct ScoresShared {
+  int histograms, pages, weights, first_unit, totals, barriers, total;
+  static constexpr int kMaxStages = 16;
+
+  /// The query tiles come first, [q, heads of all passes, 128] with the swizzle of their 1024-byte groups.
+  DSACORE_HD constexpr ScoresShared(int q, int tile_heads, int page_bytes, int stages, bool keeps_histogram)
+      : histograms(q * tile_heads * kIndexDim),
+        pages(histograms + (keeps_histogram ? q * kScoreBins * int(sizeof(uint32_t)) : 0)),
+        weights(pages + stages * page_bytes),
+        first_unit(weights + q * tile_heads * int(sizeof(float))),
+        totals(first_unit + (kMaxRows + 1) * int(sizeof(int))),
+        barriers((totals + kMaxRows / 32 * int(sizeof(int)) + 15) / 16 * 16),
+        total(barriers + 2 * kMaxStages * 8) {}
+};
+
+}  // namespace dsacore::cuda

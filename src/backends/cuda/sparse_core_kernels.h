@@ -1,0 +1,11 @@
+// The sparse core's kernels, each in files of its own; sparse_core.cu is the list.
+#pragma once
+
+#include "plan/registry.h"
+
+namespace dsacore::cuda {
+
+extern const Kernel<SparseCoreArgs> kFewHeads;   ///< sparse_core_few.cu: 1 to 16 heads
+extern const Kernel<SparseCoreArgs> kManyHeads;  ///< sparse_core_many.cu: more
+
+}  // namespace dsacore::cuda

@@ -1,0 +1,74 @@
+#include "plan/overlap.h"
+
+namespace dsacore {
+namespace {
+
+bool is_late(OverlapMode mode) { return mode == OverlapMode::kLate || mode == OverlapMode::kLateFront; }
+bool is_front(OverlapMode mode) { return mode == OverlapMode::kFront || mode == OverlapMode::kLateFront; }
+bool is_serial(OverlapMode mode) { return mode == OverlapMode::kSerial || mode == OverlapMode::kWait; }
+
+/// The mode of the same place of the query, with a front or a norm before it.
+OverlapMode with_front(OverlapMode mode, bool front) {
+  if (is_late(mode)) return front ? OverlapMode::kLateFront : OverlapMode::kLate;
+  return front ? OverlapMode::kFront : OverlapMode::kFork;
+}
+
+}  // namespace
+
+OverlapMode effective_mode(OverlapMode wanted, OverlapMode unfused, const OverlapTraits& traits) {
+  if (!traits.has_side) return OverlapMode::kSerial;
+  OverlapMode mode = wanted;
+  if (is_late(mode) && !traits.fused_indexer) mode = unfused;
+  // Late modes place the query behind the select of one rank, as one kernel.
+  if (is_late(mode) && (traits.split_query || traits.ranks > 1 || !traits.fused_indexer)) {
+    mode = with_front(OverlapMode::kFork, is_front(mode));
+  }
+  if (mode == OverlapMode::kWait && traits.ranks == 1) mode = OverlapMode::kSerial;  // no mailbox to wait for
+  if (mode == OverlapMode::kSerial && traits.split_query && traits.ranks > 1) mode = OverlapMode::kFork;
+  if (is_serial(mode)) return mode;
+  // The query may come after the index projection only where a front or a norm goes before.
+  const bool front = is_front(mode) ? traits.front : !traits.norm;
+  if (front ? !traits.front : !traits.norm) return OverlapMode::kSerial;
+  return with_front(mode, front);
+}
+
+LaunchList::LaunchList(OverlapMode mode, const OverlapTraits& traits) {
+  const Launch query_beside{StageId::kQuery, Lane::kSide, true};
+  if (is_serial(mode)) add({StageId::kQuery});
+  if (mode == OverlapMode::kFork || mode == OverlapMode::kLate) add({StageId::kNorm});
+  add({StageId::kIndexProjection});
+  if (mode == OverlapMode::kFork || mode == OverlapMode::kFront) add(query_beside);
+  add({StageId::kIndexer});
+  if (is_late(mode)) add({StageId::kQuery});
+  add({StageId::kSparseCore, Lane::kMain, false, mode == OverlapMode::kFork || mode == OverlapMode::kFront});
+  add({StageId::kValueProjection});
+  hold(traits);
+}
+
+/// A held kernel starts when all that it follows has ended: the one before it on its lane, and the other lane's last
+/// where it joins. The first of a step follows the last of another step, so a held one there never starts early.
+void LaunchList::hold(const OverlapTraits& traits) {
+  for (int i = 0; i < size_; ++i) {
+    const Launch& launch = launches_[size_t(i)];
+    const bool held = traits.held[static_cast<size_t>(launch.stage)];
+    early_[size_t(i)] = !held;
+    if (!held) continue;
+    bool found_main = false;
+    bool found_side = !launch.joins;
+    for (int j = i - 1; j >= 0 && !(found_main && found_side); --j) {
+      Launch& before = launches_[size_t(j)];
+      bool& found = before.lane == launch.lane ? found_main : found_side;
+      if (!found) before.releases = false;
+      found = true;
+    }
+  }
+}
+
+bool LaunchList::uses_side() const {
+  for (const Launch& launch : *this) {
+    if (launch.forks) return true;
+  }
+  return false;
+}
+
+}  // namespace dsacore

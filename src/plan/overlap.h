@@ -1,0 +1,76 @@
+// Where the stages of a step run beside each other (layer.md 3 of the design: "query overlap"): from the mode that the
+// tables ask for and what the chosen kernels declare to the list of launches that run.cpp walks. The rules and
+// fallbacks are here and nowhere else.
+//
+//   mode        main lane                                             side lane
+//   serial      query, index projection, indexer, sparse core         -
+//   wait        the same; under DCP the mailbox is polled by a kernel of its own
+//   fork        norm, index projection, indexer, join, sparse core    query
+//   front       index front, indexer, join, sparse core               query
+//   late        norm, index projection, indexer, query, sparse core   -
+//   late_front  index front, indexer, query, sparse core              -
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "dsacore/formats.h"
+#include "plan/stage_id.h"
+
+namespace dsacore {
+
+/// What decides where stages may run.
+struct OverlapTraits {
+  int ranks = 1;
+  bool has_side = false;       ///< the backend enqueues work: there is a side lane
+  bool norm = false;           ///< there is a kernel for `q_c` alone, and the chosen index projection reads `q_c`
+  bool front = false;          ///< there is an index projection that norms for itself, and the tables let it be taken
+  bool split_query = false;    ///< the query is several kernels
+  bool fused_indexer = false;  ///< ends in the select, beside which the next kernel may start
+  std::array<bool, kStages> held{};  ///< by StageId: reads inputs before its wait
+};
+
+/// The mode that runs where `wanted` is asked for; `unfused` is asked for instead of a late mode where the indexer is
+/// not fused.
+OverlapMode effective_mode(OverlapMode wanted, OverlapMode unfused, const OverlapTraits& traits);
+
+enum class Lane : uint8_t { kMain, kSide };
+
+/// One stage of a step.
+struct Launch {
+  StageId stage;
+  Lane lane = Lane::kMain;
+  bool forks = false;  ///< begins the side lane: waits for what the main lane held before the step
+  bool joins = false;  ///< waits for the side lane too
+  /// Whether the next kernel of the step may be launched before this one has ended. Not before a held one, on either
+  /// lane that it follows.
+  bool releases = true;
+};
+
+/// The launches of one step of one rank, in the order in which they are enqueued.
+class LaunchList {
+ public:
+  static constexpr int kMost = 6;
+
+  LaunchList() = default;
+  /// `mode` as `effective_mode` gave it.
+  LaunchList(OverlapMode mode, const OverlapTraits& traits);
+
+  const Launch* begin() const { return launches_.data(); }
+  const Launch* end() const { return launches_.data() + size_; }
+  int size() const { return size_; }
+  bool uses_side() const;
+  bool has_norm() const { return size_ > 0 && launches_[0].stage == StageId::kNorm; }
+  /// Whether launch `i` may start before those that it follows have ended; the first follows an earlier step's last.
+  bool starts_early(int i) const { return early_[size_t(i)]; }
+
+ private:
+  void add(Launch launch) { launches_[size_t(size_++)] = launch; }
+  void hold(const OverlapTraits& traits);
+
+  std::array<Launch, kMost> launches_{};
+  std::array<bool, kMost> early_{};
+  int size_ = 0;
+};
+
+}  // namespace dsacore

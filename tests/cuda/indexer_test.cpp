@@ -1,0 +1,331 @@
+// The cuda backend's indexer (steps 9 and 10 of spec.md) on a device, against scores in FP64 and against its own keys.
+#include "cpu/select_case.h"
+#include "cuda/indexer_device.h"
+
+namespace dsacore::test {
+namespace {
+
+// The FP8 tensor cores add with 14 bits (spec 9).
+constexpr double kDeviceBound = 1e-3;
+/// Of the tensor cores, relative to the magnitudes of all products: 14 bits, cut off.
+constexpr double kProductBound = 3e-4;
+constexpr IndexFormat kFormats[] = {IndexFormat::kFp8, IndexFormat::kMxfp4};
+constexpr std::string_view kNames[] = {"fused", "stock"};
+
+std::string text_of(const IndexerOptions& o) {
+  std::ostringstream text;
+  text << (o.format == IndexFormat::kFp8 ? "fp8" : "mxfp4") << ", heads " << o.heads << ", q " << o.q << ", topk "
+       << o.topk << ", kind " << int(o.kind);
+  return text.str();
+}
+
+/// sum over heads and dimensions of the magnitudes of all products of a token's score: what the tensor cores' error is
+/// relative to.
+double products_of(const IndexerCase& c, int row, size_t token) {
+  double key[kIndexDim], sum = 0;
+  const double scale = decode_key(c, c.keys[size_t(row / c.options.q)].data() + int64_t(token) * c.row_bytes(), key);
+  for (int h = 0; h < c.options.heads; ++h) {
+    double dot = 0;
+    for (int i = 0; i < kIndexDim; ++i) {
+      dot += std::abs(key[i] * double(e4m3_to_float(c.queries[size_t((row * c.options.heads + h) * kIndexDim + i)])));
+    }
+    sum += dot * std::abs(double(c.weights[size_t(row * c.options.heads + h)]));
+  }
+  return sum * std::abs(scale);
+}
+
+/// Whether every key is near its score, by a wide bound: this finds keys that are of something else.
+testing::AssertionResult keys_are_near(const IndexerCase& c, const DeviceSelected& got,
+                                       const std::vector<std::vector<Score>>& scores) {
+  int64_t far = 0, all = 0;
+  std::ostringstream text;
+  for (int row = 0; row < c.rows(); ++row) {
+    for (size_t t = 0; t < scores[size_t(row)].size(); ++t, ++all) {
+      const Score& want = scores[size_t(row)][t];
+      const double score = score_of_key(got.keys[size_t(row)][t]);
+      if (std::isnan(want.value) ? std::isnan(score) : std::abs(score - want.value) <= 0.02 * want.size) continue;
+      if (std::abs(score - want.value) <= kProductBound * products_of(c, row, t)) continue;
+      if (far++ < 6) text << "; [" << row << "][" << t << "] = " << score << ", must be near " << want.value;
+    }
+  }
+  if (far == 0) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << far << " of " << all << " keys are far from their scores" << text.str();
+}
+
+/// Runs and judges a case with both kernels.
+void check(const IndexerOptions& options, const Layout& layout = {}) {
+  const IndexerCase c(options);
+  const Placed placed = place(c, layout);
+  const auto scores = all_scores(c);
+  DeviceIndexer device(c, placed);
+  for (const std::string_view name : kNames) {
+    SCOPED_TRACE(std::string(name) + ", " + text_of(options));
+    const DeviceSelected got = device.run(name);
+    EXPECT_TRUE(selects_exactly(c, options.topk, got));
+    EXPECT_TRUE(keys_are_near(c, got, scores));
+    EXPECT_TRUE(judge(c, placed, got.selected, scores, kDeviceBound));
+  }
+}
+
+TEST(ScoreBins, AreMonotoneAndKnowTheirFirstKeys) {
+  for (int bin = 0; bin < cuda::kScoreBins; ++bin) {
+    const uint32_t first = cuda::first_key_of_bin(bin), end = cuda::first_key_of_bin(bin + 1);
+    ASSERT_LT(first, end) << bin;
+    ASSERT_EQ(cuda::bin_of_key(first), bin);
+    ASSERT_EQ(cuda::bin_of_key(end - 1), bin);
+  }
+  EXPECT_EQ(cuda::bin_of_key(score_key(0.0f)), cuda::bin_of_key(score_key(-0.0f)));
+  EXPECT_EQ(cuda::first_key_of_bin(cuda::bin_of_key(score_key(0.0f)) + 1) - score_key(0.0f), 1u);
+}
+
+class EveryFormat : public testing::TestWithParam<IndexFormat> {};
+INSTANTIATE_TEST_SUITE_P(Indexer, EveryFormat, testing::ValuesIn(kFormats),
+                         [](const auto& format) { return format.param == IndexFormat::kFp8 ? "fp8" : "mxfp4"; });
+
+TEST_P(EveryFormat, ScoresAreWithinTheBound) {
+  for (const KeyKind kind : {KeyKind::kNormal, KeyKind::kBytes, KeyKind::kNear, KeyKind::kSomeNan}) {
+    for (const int heads : {8, 9, 16, 24, 31, 32, 40, 48, 64}) {
+      const IndexerCase c(
+          {.format = GetParam(), .heads = heads, .q = 3, .topk = 1, .lengths = {700, 65}, .kind = kind});
+      DeviceIndexer device(c, place(c, {}));
+      const DeviceSelected got = device.run("fused");
+      double worst = 0;
+      for (int row = 0; row < c.rows(); ++row) {
+        const auto scores = scores_of(c, row);
+        for (size_t t = 0; t < scores.size(); ++t) {
+          const double score = score_of_key(got.keys[size_t(row)][t]), want = scores[t].value;
+          if (std::isnan(want)) {
+            ASSERT_TRUE(std::isnan(score)) << text_of(c.options) << ", row " << row << ", token " << t << ": " << score;
+            continue;
+          }
+          const double products = products_of(c, row, t),
+                       error = products == 0 ? score : std::abs(score - want) / products;
+          worst = std::max(worst, error);
+          ASSERT_LE(error, kProductBound) << text_of(c.options) << ", row " << row << ", token " << t << ": " << score
+                                          << ", must be " << want << " +- 3e-4 * " << products;
+        }
+      }
+      if (heads == 32) printf("  %s: worst score error %.2e of the products\n", text_of(c.options).c_str(), worst);
+    }
+  }
+}
+
+TEST_P(EveryFormat, SelectsForAllHeadsAndQueryLengths) {
+  for (const int heads : {8, 9, 24, 32, 48, 64}) {
+    for (const int q : {1, 2, 3, 4, 8}) {
+      check({.format = GetParam(),
+             .heads = heads,
+             .q = q,
+             .topk = 16,
+             .lengths = {1, 15, 16, 17, 63, 64, 65, 300, 1024, 1100}});
+    }
+  }
+}
+
+TEST_P(EveryFormat, SelectsForAllTopk) {
+  for (const int topk : {1, 2, 16, 500, 2047, 2048}) {
+    check({.format = GetParam(),
+           .heads = 9,
+           .topk = topk,
+           .lengths = {0, 1, 63, 64, 65, topk - 1, topk, topk + 1, 2 * topk, 4096, 5000}});
+  }
+}
+
+TEST_P(EveryFormat, SelectsForEveryKindOfKeys) {
+  for (const KeyKind kind :
+       {KeyKind::kNormal, KeyKind::kBytes, KeyKind::kTies, KeyKind::kNear, KeyKind::kEqual, KeyKind::kZero,
+        KeyKind::kSomeNan, KeyKind::kAllNan, KeyKind::kNegative, KeyKind::kRising}) {
+    check({.format = GetParam(), .q = 2, .topk = 500, .lengths = {499, 501, 3000, 9001}, .kind = kind});
+  }
+}
+
+TEST_P(EveryFormat, AddressesEveryLayout) {
+  for (const Layout& layout :
+       {Layout{.page = 64, .stride_rows = 64, .index_table = true}, Layout{.page = 64, .stride_rows = 200},
+        Layout{.page = 192, .stride_rows = 192}, Layout{.page = 192, .stride_rows = 193, .index_table = true},
+        Layout{.page = 2048, .stride_rows = 2048}, Layout{.page = 2048, .stride_rows = 5000, .index_table = true}}) {
+    SCOPED_TRACE("page " + std::to_string(layout.page) + ", stride_rows " + std::to_string(layout.stride_rows));
+    check({.format = GetParam(), .q = 2, .topk = 128, .lengths = {100, 2047, 2050, 5000}}, layout);
+  }
+}
+
+TEST_P(EveryFormat, SelectsForManyRows) {
+  IndexerOptions options{.format = GetParam(), .heads = 16, .topk = 100, .lengths = {}};
+  for (int r = 0; r < 256; ++r) options.lengths.push_back(r % 7 == 0 ? r : 90 + r * 5);
+  check(options);
+}
+
+TEST_P(EveryFormat, NanQueryHarmsItsRowAlone) {
+  const IndexerOptions options{.format = GetParam(), .q = 4, .topk = 100, .lengths = {777, 500}};
+  IndexerCase c(options);
+  const Placed placed = place(c, {});
+  const DeviceSelected clean = DeviceIndexer(c, placed).run("fused");
+  IndexerCase harmed = c;
+  harmed.queries[size_t((2 * options.heads + 5) * kIndexDim + 3)] = 0xFF;
+  harmed.weights[size_t(5 * options.heads)] = NAN;
+  const DeviceSelected got = DeviceIndexer(harmed, placed).run("fused");
+  for (int row = 0; row < c.rows(); ++row) {
+    for (int i = 0; i < options.topk; ++i) {
+      const size_t at = size_t(row * options.topk + i);
+      ASSERT_EQ(got.selected.tokens[at], row == 2 || row == 5 ? i : clean.selected.tokens[at])
+          << "[" << row << "][" << i << "]";
+    }
+  }
+}
+
+// ---- decoding ----
+
+/// One request of `keys` [tokens, row bytes] whose score is value `place` of the key, times its scale: relu(x) -
+/// relu(-x).
+IndexerCase value_case(IndexFormat format, int place, const std::vector<std::byte>& keys) {
+  IndexerCase c({.format = format, .heads = 8, .topk = 1, .lengths = {}});
+  c.options.lengths = {int(keys.size()) / row_bytes(format)};
+  c.queries.assign(8 * kIndexDim, 0);
+  c.queries[size_t(place)] = kOne;
+  c.queries[size_t(kIndexDim + place)] = kOne | 0x80;
+  c.weights.assign(8, 0.0f);
+  c.weights[0] = 1.0f;
+  c.weights[1] = -1.0f;
+  c.keys = {keys};
+  return c;
+}
+
+TEST(Indexer, DecodesEveryE4m3Code) {
+  for (int at = 0; at < kIndexDim; ++at) {
+    std::vector<std::byte> keys(256 * IndexFp8::kRowBytes, std::byte(0x40));
+    for (int code = 0; code < 256; ++code) {
+      std::byte* key = keys.data() + code * IndexFp8::kRowBytes;
+      const float scale = 0.25f;
+      key[at] = std::byte(code);
+      std::memcpy(key + IndexFp8::kValueBytes, &scale, sizeof(scale));
+    }
+    const IndexerCase c = value_case(IndexFormat::kFp8, at, keys);
+    const auto got = DeviceIndexer(c, place(c, {})).run("fused").keys[0];
+    for (int code = 0; code < 256; ++code) {
+      ASSERT_EQ(got[size_t(code)], score_key(0.25f * e4m3_to_float(uint8_t(code))))
+          << "code " << code << " at " << at << ": score " << score_of_key(got[size_t(code)]);
+    }
+  }
+}
+
+TEST(Indexer, DecodesEveryE2m1CodeWithEveryScale) {
+  for (int at = 0; at < kIndexDim; ++at) {
+    std::vector<std::byte> keys;
+    for (int scale = 0; scale < 256; ++scale) {
+      for (int code = at % 4; code < 16; code += 4) {  // four places cover all codes
+        std::vector<std::byte> key(IndexMxfp4::kValueBytes, std::byte(0x22));
+        key[size_t(at / 2)] = std::byte(at % 2 == 0 ? code | 0x20 : code << 4 | 2);
+        key.resize(IndexMxfp4::kRowBytes, std::byte(127));
+        key[size_t(IndexMxfp4::kValueBytes + at / IndexMxfp4::kBlock)] = std::byte(scale);
+        keys.insert(keys.end(), key.begin(), key.end());
+      }
+    }
+    const IndexerCase c = value_case(IndexFormat::kMxfp4, at, keys);
+    const auto got = DeviceIndexer(c, place(c, {})).run("fused").keys[0];
+    for (int i = 0; i < 1024; ++i) {
+      const int scale = i / 4, code = i % 4 * 4 + at % 4;
+      const float value = e2m1_to_float(uint8_t(code)) * ue8m0_to_float(uint8_t(scale));
+      const uint32_t key = got[size_t(i)];
+      // At the ends of the range, far outside the contract, values may be saturated or flushed; but a number stays a
+      // number.
+      const bool in_range = scale >= 2 && scale <= 252;
+      ASSERT_TRUE(scale == 255 ? key == kNanScoreKey
+                  : in_range   ? key == score_key(value)
+                               : key != kNanScoreKey)
+          << "code " << code << ", scale " << scale << " at " << at << ": score " << score_of_key(key) << ", must be "
+          << value;
+    }
+  }
+}
+
+// ---- bits ----
+
+TEST_P(EveryFormat, KeysDependOnBytesAlone) {
+  const IndexerOptions options{
+      .format = GetParam(), .q = 3, .topk = 300, .lengths = {9000, 17, 1500, 4099, 301}, .kind = KeyKind::kTies};
+  const IndexerCase c(options);
+  const DeviceSelected first = DeviceIndexer(c, place(c, {})).run("fused");
+  for (const uint64_t seed : {2, 3}) {
+    DeviceIndexer device(c, place(c, {.page = 256, .stride_rows = 256, .seed = seed}));
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const DeviceSelected again = device.run(repeat == 1 ? "stock" : "fused");
+      EXPECT_EQ(again.selected.tokens, first.selected.tokens);
+      for (const int row : {0, 1, 2, 6, 7, 8, 9, 10, 11}) {
+        EXPECT_TRUE(again.keys[size_t(row)] == first.keys[size_t(row)])
+            << "row " << row << " " << first_difference(again.keys[size_t(row)], first.keys[size_t(row)], 64);
+      }
+    }
+  }
+  // Each request alone: other CTAs have its pages.
+  for (const int r : {0, 2, 3}) {
+    IndexerCase alone = c;
+    alone.options.lengths = {options.lengths[size_t(r)]};
+    alone.keys = {c.keys[size_t(r)]};
+    const std::ptrdiff_t query = std::ptrdiff_t(options.q) * options.heads * kIndexDim;
+    alone.queries.assign(c.queries.begin() + r * query, c.queries.begin() + (r + 1) * query);
+    alone.weights.assign(c.weights.begin() + r * options.q * options.heads,
+                         c.weights.begin() + (r + 1) * options.q * options.heads);
+    const DeviceSelected got = DeviceIndexer(alone, place(alone, {})).run("fused");
+    for (int j = 0; j < options.q; ++j) {
+      EXPECT_TRUE(got.keys[size_t(j)] == first.keys[size_t(r * options.q + j)]) << "request " << r << ", row " << j;
+    }
+  }
+}
+
+TEST_P(EveryFormat, EqualBytesHaveEqualKeysAtEveryPosition) {
+  const IndexerCase c({.format = GetParam(), .topk = 2048, .lengths = {9049}, .kind = KeyKind::kEqual});
+  const auto keys = DeviceIndexer(c, place(c, {})).run("fused").keys[0];
+  for (size_t t = 0; t < keys.size(); ++t) ASSERT_EQ(keys[t], keys[0]) << "token " << t;
+}
+
+// ---- selection ----
+
+class EveryKind : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Select, EveryKind, testing::Range(0, int(std::size(kKinds))));
+
+void check_select(const std::string& name, const std::vector<float>& scores) {
+  const IndexerCase c = case_of(scores, 2048);
+  DeviceIndexer device(c, place(c, {}));
+  for (const int topk : {1, 2, 16, 500, 2048}) {
+    device.set_topk(topk);
+    const std::vector<int32_t> want = best_of(scores, topk);
+    for (const std::string_view kernel : kNames) {
+      const DeviceSelected got = device.run(kernel);
+      ASSERT_TRUE(selects_exactly(c, topk, got))
+          << name << ", n " << scores.size() << ", topk " << topk << ", " << kernel;
+      ASSERT_TRUE(got.selected.tokens == want) << name << ", n " << scores.size() << ", topk " << topk << ", " << kernel
+                                               << ": " << first_difference(got.selected.tokens, want, topk);
+      ASSERT_EQ(got.selected.valid[0], std::min<int64_t>(topk, int64_t(scores.size())));
+    }
+  }
+}
+
+TEST_P(EveryKind, SmallContexts) {
+  for (const int64_t n : {1, 2, 31, 64, 501, 2047, 2048, 2049, 2065, 8000})
+    check_select(kKinds[GetParam()].name, scores_of(kKinds[GetParam()], n));
+}
+
+TEST_P(EveryKind, LargeContexts) {
+  for (const int64_t n : {32769, 200001}) check_select(kKinds[GetParam()].name, scores_of(kKinds[GetParam()], n));
+}
+
+class SomeKinds : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Select, SomeKinds, testing::Values("normal", "equal", "last bits", "zeros of both signs"));
+
+TEST_P(SomeKinds, AMillionTokens) {
+  for (const Kind& kind : kKinds) {
+    if (std::string_view(kind.name) == GetParam()) check_select(kind.name, scores_of(kind, 1 << 20));
+  }
+}
+
+TEST(Select, RefusesRanks) {
+  const IndexerCase c({});
+  ShapeKey shape = shape_of(c, {});
+  EXPECT_TRUE(cuda::indexer_kernels()[0].accepts(shape).ok);
+  shape.ranks = 2;
+  EXPECT_FALSE(cuda::indexer_kernels()[0].accepts(shape).ok);
+  EXPECT_FALSE(cuda::indexer_kernels()[0].accepts(shape).reason.empty());
+}
+
+}  // namespace
+}  // namespace dsacore::test

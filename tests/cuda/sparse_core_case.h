@@ -1,0 +1,209 @@
+// Sparse core cases on the device: the cases and the judgement of tests/cpu/sparse_core_case.h, a kernel by its name,
+// and its time over rows that no cache holds.
+#pragma once
+
+#include <fmt/format.h>
+
+#include "cpu/sparse_core_case.h"
+#include "cuda/device_stages.h"
+
+namespace dsacore::test {
+
+/// The sparse core kernel of that name.
+inline const Kernel<SparseCoreArgs>& core_kernel(std::string_view name) {
+  for (const Kernel<SparseCoreArgs>& kernel : cuda::sparse_core_kernels()) {
+    if (kernel.name == name) return kernel;
+  }
+  throw Exception({ErrorCode::kInternal, "kernel", std::string(name), "is in no list"});
+}
+
+inline ShapeKey core_shape(const CoreCase& c) {
+  return {.sizes = c.model.sizes,
+          .kv_format = c.kv.format,
+          .index_format = IndexFormat::kFp8,
+          .topk = c.model.config.topk,
+          .rows = c.rows(),
+          .q = 1,
+          .ranks = 1,
+          .max_context = kMaxContext};
+}
+
+/// A case on the device, and scratch of one kernel: zeroed once, kept between runs.
+class DeviceCore {
+ public:
+  /// `shift` is added to every physical row, and the cache's address moved back as far.
+  DeviceCore(CoreCase& c, std::string_view name, int64_t shift = 0)
+      : case_(c),
+        kernel_(core_kernel(name)),
+        cache_(cache_bytes(c)),
+        query_(int64_t(c.rows()) * c.heads() * kQueryRow * c.query().element),
+        topk_rows_(int64_t(c.topk_rows.size()) * 4),
+        valid_(c.rows() * 4),
+        latent_(int64_t(c.rows()) * c.heads() * kLatent * 2),
+        lse_(int64_t(c.rows()) * c.heads() * 4),
+        scratch_(kernel_.scratch_bytes(core_shape(c), 1)),
+        shift_(shift) {
+    cuda::check(cudaMemset(scratch_.data(), 0, size_t(scratch_.bytes())), "cudaMemset");
+    if (kernel_.prepare != nullptr) kernel_.prepare(core_shape(c));
+    upload();
+  }
+
+  /// Copies the case's contents again.
+  void upload() {
+    std::vector<int32_t> rows = case_.topk_rows;
+    for (int32_t& row : rows) row = row < 0 ? row : int32_t(row + shift_);
+    put(cache_, case_.kv.data);
+    put(query_, case_.query().data);
+    put(topk_rows_, rows.data());
+    put(valid_, case_.valid.data());
+  }
+
+  /// Enqueues the kernel on the first `live` rows.
+  void enqueue(int live, Queue queue = {}) {
+    KvCache kv = case_.kv;
+    kv.data =
+        reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(cache_.data()) - uintptr_t(shift_ * kv.row_bytes));
+    kernel_.run({.model = &case_.model,
+                 .query = {query_.data(), case_.heads(), case_.query().element},
+                 .topk_rows = View<const int32_t, 2>(as<const int32_t>(topk_rows_), live, case_.model.config.topk),
+                 .valid = View<const int32_t, 1>(as<const int32_t>(valid_), live),
+                 .kv = kv,
+                 .latent = View<BFloat16, 3>(as<BFloat16>(latent_), live, case_.heads(), kLatent),
+                 .lse = View<float, 2>(as<float>(lse_), live, case_.heads())},
+                {{scratch_.data(), size_t(scratch_.bytes())}, nullptr, nullptr, queue});
+  }
+
+  /// Runs on the first `live` rows (-1: all) into poisoned memory.
+  CoreResult run(int live = -1) {
+    if (live < 0) live = case_.rows();
+    latent_.poison();
+    lse_.poison();
+    enqueue(live);
+    return {live, case_.heads(),
+            fetch(View<const BFloat16, 1>(as<const BFloat16>(latent_), int64_t(live) * case_.heads() * kLatent)),
+            fetch(View<const float, 1>(as<const float>(lse_), int64_t(live) * case_.heads()))};
+  }
+
+ private:
+  static int64_t cache_bytes(const CoreCase& c) {
+    return ((c.kv.pages - 1) * c.kv.stride_rows + c.kv.page) * c.kv.row_bytes;
+  }
+  template <class T>
+  static T* as(const DeviceBuffer& buffer) {
+    return reinterpret_cast<T*>(buffer.data());
+  }
+  static void put(const DeviceBuffer& to, const void* from) {
+    cuda::check(cudaMemcpy(to.data(), from, size_t(to.bytes()), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+
+  CoreCase& case_;
+  const Kernel<SparseCoreArgs>& kernel_;
+  DeviceBuffer cache_, query_, topk_rows_, valid_, latent_, lse_, scratch_;
+  int64_t shift_;
+};
+
+/// Runs the kernel and judges it by spec 9; returns e of the latents. Then runs it again: the same bits.
+inline double expect_device_agrees(CoreCase& c, std::string_view kernel, const CoreResult& want, int64_t shift = 0) {
+  DeviceCore device(c, kernel, shift);
+  const CoreResult got = device.run();
+  const double e = expect_agreement(got, want);
+  expect_same_bits(device.run(), got, c.rows());
+  return e;
+}
+inline double expect_device_agrees(CoreCase& c, std::string_view kernel) {
+  return expect_device_agrees(c, kernel, run_reference(c));
+}
+
+/// Microseconds of one launch inside a graph of many, each over other rows of a cache of `kPoolBytes`.
+class CoreTimer {
+ public:
+  CoreTimer() : pool_(kPoolBytes) { cuda::check(cudaMemset(pool_.data(), 0x38, size_t(kPoolBytes)), "cudaMemset"); }
+
+  double microseconds(std::string_view name, KvFormat format, int heads, int rows, int topk = kMaxTopk) {
+    const int sets = rows * topk >= 32 * kMaxTopk ? 8 : 32;
+    LayerModel model;
+    model.sizes = {.q_lora = 1536, .heads = heads, .index_heads = 32};
+    model.config.kv_format = format;
+    model.config.topk = topk;
+    model.config.softmax_scale = 1 / std::sqrt(192.0);
+    const int64_t cache_rows = kPoolBytes / row_bytes(format);
+    std::vector<int32_t> ids(size_t(sets) * size_t(rows) * size_t(topk));
+    std::mt19937_64 random(7);
+    for (int32_t& id : ids) id = int32_t(random() % uint64_t(cache_rows));
+    for (size_t i = 0; i < ids.size(); i += size_t(topk))
+      std::sort(ids.begin() + int64_t(i), ids.begin() + int64_t(i) + topk);
+    const std::vector<int32_t> all(size_t(rows), topk);
+    DeviceBuffer device_ids(int64_t(ids.size()) * 4), valid(rows * 4), query(int64_t(rows) * heads * kQueryRow * 2);
+    DeviceBuffer latent(int64_t(rows) * heads * kLatent * 2), lse(int64_t(rows) * heads * 4);
+    cuda::check(cudaMemcpy(device_ids.data(), ids.data(), ids.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+    cuda::check(cudaMemcpy(valid.data(), all.data(), all.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+    cuda::check(cudaMemset(query.data(), 0x3C, size_t(query.bytes())), "cudaMemset");
+    const Kernel<SparseCoreArgs>& kernel = core_kernel(name);
+    const ShapeKey shape{model.sizes, format, IndexFormat::kFp8, topk, rows, 1, 1, kMaxContext};
+    DeviceBuffer scratch(kernel.scratch_bytes(shape, 1));
+    cuda::check(cudaMemset(scratch.data(), 0, size_t(scratch.bytes())), "cudaMemset");
+    if (kernel.prepare != nullptr) kernel.prepare(shape);
+    const KvCache kv{pool_.data(), format, cache_rows / 64, 64, 64, row_bytes(format)};
+    return graph_microseconds(sets, [&](int set, cudaStream_t stream) {
+      const auto* set_ids = reinterpret_cast<const int32_t*>(device_ids.data()) + int64_t(set) * rows * topk;
+      kernel.run({.model = &model,
+                  .query = {query.data(), heads, has_fp8_query(format) ? 1 : 2},
+                  .topk_rows = View<const int32_t, 2>(set_ids, rows, topk),
+                  .valid = View<const int32_t, 1>(reinterpret_cast<const int32_t*>(valid.data()), rows),
+                  .kv = kv,
+                  .latent = View<BFloat16, 3>(reinterpret_cast<BFloat16*>(latent.data()), rows, heads, kLatent),
+                  .lse = View<float, 2>(reinterpret_cast<float*>(lse.data()), rows, heads)},
+                 {{scratch.data(), size_t(scratch.bytes())}, nullptr, nullptr, {.stream = stream}});
+    });
+  }
+
+  /// Prints the time, the floor (bytes at 4.0 TB/s, what gathered rows reach) and the share of it.
+  void report(std::string_view name, KvFormat format, int heads, int rows, int topk = kMaxTopk) {
+    const double us = microseconds(name, format, heads, rows, topk);
+    const double floor = double(rows) * topk * row_bytes(format) / 4.0e6;
+    fmt::print("time {} {:12} H={:<3} B={:<3} topk={:<4} {:7.2f} us, floor {:6.2f} us, share {:3.0f} %\n", name,
+               name_of(format), heads, rows, topk, us, floor, 100 * floor / us);
+  }
+
+ private:
+  static constexpr int64_t kPoolBytes = int64_t(8) << 30;
+
+  template <class Enqueue>
+  static double graph_microseconds(int count, const Enqueue& enqueue) {
+    cudaStream_t stream;
+    cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    for (int i = 0; i < count; ++i) enqueue(i, stream);
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    cuda::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    cuda::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    cudaEvent_t begin, end;
+    cuda::check(cudaEventCreate(&begin), "cudaEventCreate");
+    cuda::check(cudaEventCreate(&end), "cudaEventCreate");
+    constexpr int kReplays = 3, kRepeats = 9;
+    for (int i = 0; i < kReplays; ++i) cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    std::vector<double> times;
+    for (int i = 0; i < kRepeats; ++i) {
+      cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");  // hides the launch of the next
+      cuda::check(cudaEventRecord(begin, stream), "cudaEventRecord");
+      for (int k = 0; k < kReplays; ++k) cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+      cuda::check(cudaEventRecord(end, stream), "cudaEventRecord");
+      cuda::check(cudaEventSynchronize(end), "cudaEventSynchronize");
+      float milliseconds = 0;
+      cuda::check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+      times.push_back(double(milliseconds) * 1e3 / (kReplays * count));
+    }
+    std::sort(times.begin(), times.end());
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    return times[times.size() / 2];
+  }
+
+  DeviceBuffer pool_;
+};
+
+}  // namespace dsacore::test
