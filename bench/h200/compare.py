@@ -56,10 +56,10 @@ def main():
         point = measured["points"][0]
         key = {"heads": heads, "batch": batch, "context": context}
         peer = peer_time(peers, heads, batch, context)
-        layer = dict(key, dsacore_us=point["layer"]["median_s"] * 1e6, peer_us=peer and peer[0], peer=peer and peer[1],
-                     floor_us=point["layer"]["floor_s"] * 1e6, layers=measured["layers"])
+        layer = dict(key, dsacore_us=point["layer"]["seconds"]["median"] * 1e6, peer_us=peer and peer[0], peer=peer and peer[1],
+                     floor_us=point["layer"]["floor_seconds"] * 1e6, layers=measured["layers"])
         layers.append(layer)
-        stages += [dict(key, stage=stage["name"], dsacore_us=stage["median_s"] * 1e6, floor_us=stage["floor_s"] * 1e6)
+        stages += [dict(key, stage=stage["name"], dsacore_us=stage["seconds"]["median"] * 1e6, floor_us=stage["floor_seconds"] * 1e6)
                    for stage in point["stages"]]
         print(f"{heads}/{batch}/{context}: {layer['dsacore_us']:.1f} us, peer {peer}, {time.monotonic() - start:.0f} s", flush=True)
     meta = dict(version, gpu=peers["meta"].get("smi"), date=peers["meta"].get("date"), peers=peers["meta"], problems=problems)
