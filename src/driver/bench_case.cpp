@@ -110,6 +110,7 @@ BenchPoint describe(const BenchOptions& options, const Context& context, const s
 BenchPoint bench_on_host(Context& context, const BenchOptions& options, const Peaks& peaks) {
   const int layers = std::max(1, options.layers);
   std::vector<PreparedCase> cases;
+  cases.reserve(size_t(layers));
   for (int i = 0; i < layers; ++i) cases.push_back(prepare_on_host(context, options.shape, i, options.run));
   BenchPoint point = describe(options, context, cases);
   std::vector<StageTime> times;
@@ -130,6 +131,7 @@ BenchPoint bench_on_host(Context& context, const BenchOptions& options, const Pe
     if (options.on_run) options.on_run();
   }
   std::vector<Inputs> inputs;
+  inputs.reserve(cases.size());
   for (const PreparedCase& c : cases) inputs.push_back(inputs_of(*c.made));
   finish(point, inputs, peaks);
   return point;
@@ -161,6 +163,7 @@ BenchPoint bench_on_device(Context& context, Device& device, const BenchOptions&
   const Inputs host = inputs_of(made);
   std::vector<PreparedCase> cases;
   const int layers = layers_on_device(options, host, device.memory());
+  cases.reserve(size_t(layers));
   for (int i = 0; i < layers; ++i) cases.push_back(prepare_on_device(context, host, options.run));
   BenchPoint point = describe(options, context, cases);
   // Whole runs first: they load the kernels, and leave what the stages alone read.

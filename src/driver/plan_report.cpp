@@ -66,6 +66,7 @@ Prepared prepare_ranks(const ContextOptions& context_options, const ZeroLayer& l
   Prepared first;
   std::vector<std::exception_ptr> errors(static_cast<size_t>(shape.ranks));
   std::vector<std::thread> ranks;
+  ranks.reserve(size_t(shape.ranks));
   for (int d = 0; d < shape.ranks; ++d) {
     ranks.emplace_back([&, d] {
       try {

@@ -74,7 +74,7 @@ std::vector<std::byte> StageRerun::query(const BFloat16* q_c) {
   threads_.for_each(rows * heads, [&](int64_t task, int) {
     const int64_t row = task / heads;
     const int head = int(task % heads);
-    float wide[kMaxQLora], values[kQueryRow];
+    float wide[kMaxQLora] = {}, values[kQueryRow];
     for (int64_t i = 0; i < q_lora; ++i) wide[i] = to_float(q_c[row * q_lora + i]);
     query_of_head(m, head, wide, values);
     for (int i = 0; i < kQueryRow; ++i) {

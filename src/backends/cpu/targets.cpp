@@ -82,8 +82,9 @@ const Backend* cpu_backend(std::string_view name) {
   const std::lock_guard lock(highway_mutex());
   for (size_t i = 0; i < kTargets.size(); ++i) {
     if (!name.empty() && name != kTargets[i].name) continue;
-    if (!backends[i] && runs(kTargets[i])) backends[i] = collect(kTargets[i]);
-    if (backends[i]) return &*backends[i];
+    std::optional<Backend>& backend = backends[i];
+    if (!backend && runs(kTargets[i])) backend = collect(kTargets[i]);
+    if (backend) return &*backend;
   }
   return nullptr;
 }
