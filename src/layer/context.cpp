@@ -45,16 +45,10 @@ std::unique_ptr<Device> find_device(const ContextOptions& options) {
 }
 
 const Backend* find_backend(const ContextOptions& options) {
-  switch (options.backend) {
-    case BackendKind::kReference: return &reference_backend();
-    case BackendKind::kCuda:
-#if defined(DSACORE_CUDA)
-      return &cuda_backend();
-#else
-      break;  // find_device has refused it
+  if (options.backend == BackendKind::kReference) return &reference_backend();
+#if defined(DSACORE_CUDA)  // elsewhere find_device has refused it
+  if (options.backend == BackendKind::kCuda) return &cuda_backend();
 #endif
-    case BackendKind::kCpu: break;
-  }
   const bool given = !options.cpu_target.empty();
   const std::string target = given ? options.cpu_target : environment("DSACORE_CPU_TARGET");
   const Backend* backend = cpu_backend(target);

@@ -21,6 +21,7 @@ int64_t ScratchArena::missing(const std::string& name, int64_t bytes) const {
 
 std::vector<ReservedItem> ScratchArena::items() const {
   std::vector<ReservedItem> items;
+  items.reserve(buffers_.size());
   for (const auto& [name, buffer] : buffers_) items.push_back({name, buffer->size()});
   return items;
 }

@@ -66,6 +66,7 @@ std::optional<std::string_view> RowTable::find(int rows) const {
 
 std::vector<std::string_view> RowTable::names() const {
   std::vector<std::string_view> names;
+  names.reserve(entries_.size());
   for (const Entry& e : entries_) names.push_back(e.name);
   return names;
 }

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-[[noreturn]] void malformed(std::string_view source, std::string key, std::string value, std::string allowed) {
+[[noreturn]] void malformed(std::string_view source, const std::string& key, std::string value, std::string allowed) {
   throw Exception({ErrorCode::kMalformedFile, std::string(source) + ": " + key, std::move(value), std::move(allowed)});
 }
 

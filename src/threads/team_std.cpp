@@ -17,7 +17,7 @@ class StdTeam final : public Threads::Team {
   explicit StdTeam(int count) {
     members_.reserve(size_t(count - 1));
     for (int worker = 1; worker < count; ++worker) {
-      members_.emplace_back([this, worker](std::stop_token stop) { serve(stop, worker); });
+      members_.emplace_back([this, worker](const std::stop_token& stop) { serve(stop, worker); });
     }
   }
 
@@ -35,7 +35,7 @@ class StdTeam final : public Threads::Team {
   }
 
  private:
-  void serve(std::stop_token stop, int worker) {
+  void serve(const std::stop_token& stop, int worker) {
     uint64_t served = 0;
     std::unique_lock lock(mutex_);
     while (wake_.wait(lock, stop, [&] { return call_ != served; })) {
