@@ -4,7 +4,7 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$2" --prefix "$work/prefix" >/dev/null
-cmake -S "$1/examples/cpp" -B "$work/build" -DCMAKE_CXX_COMPILER="$3" -DCMAKE_PREFIX_PATH="$work/prefix" >/dev/null
+cmake -G Ninja -S "$1/examples/cpp" -B "$work/build" -DCMAKE_CXX_COMPILER="$3" -DCMAKE_PREFIX_PATH="$work/prefix" >/dev/null
 cmake --build "$work/build" >/dev/null
 "$work/build/minimal"
 "$work/prefix/bin/dsacore" --version
