@@ -271,7 +271,7 @@ class NormalisedActivations {
       if (kWholeRows) {
         if (has(turn, live) && lane_ == 0) sums[at] = sum;
       } else {
-        if (has(turn, live) && lane_ < kParts) store_remote4(sums_there + uint32_t(at) * 4, sum, full_there);
+        if (has(turn, live) && lane_ < kParts) send_to_cluster(sums_there + uint32_t(at) * 4, sum, full_there);
       }
     }
     if (kWholeRows) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tokens / 2], const F
     place.weights_full(block).wait(parity);
     if (block > 0 && Shape::requested(block) < Shape::requested(block + 1)) {
       wgmma_wait<0>();
-      named_barrier(1 + uint32_t(place.warpgroup), kWarpgroup);  // all four warps have done with the block before
+      barrier_meet(1 + place.warpgroup, kWarpgroup);  // all four warps have done with the block before
       if (place.first_warp && elect_one()) {
         place.request_weights(a, head, Shape::requested(block), Shape::requested(block + 1));
       }
@@ -351,8 +351,7 @@ __device__ __forceinline__ void send_sums(const float (&sums)[Tokens / 2], const
     const float2 got = {__shfl_xor_sync(0xFFFFFFFF, give.x, 8), __shfl_xor_sync(0xFFFFFFFF, give.y, 8)};
     const float2 low = lower ? got : keep, high = lower ? keep : got;
     if (8 * eight + token >= live) continue;
-    store_remote16(there + uint32_t(eight * 2 * kIndexDim) * 4,
-                   {bits_of(low.x), bits_of(low.y), bits_of(high.x), bits_of(high.y)}, full);
+    send_to_cluster(there + uint32_t(eight * 2 * kIndexDim) * 4, float4{low.x, low.y, high.x, high.y}, full);
   }
 }
 

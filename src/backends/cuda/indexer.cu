@@ -50,11 +50,7 @@ constexpr Kernel<IndexerArgs> kKernels[] = {
      .run = run_fused,
      .prepare = prepare,
      .fused = true},
-    {.name = "stock",
-     .accepts = accepts,
-     .scratch_bytes = scratch_bytes,
-     .run = run_stock,
-     .prepare = prepare_scores},
+    {.name = "stock", .accepts = accepts, .scratch_bytes = scratch_bytes, .run = run_stock, .prepare = prepare_scores},
 };
 
 }  // namespace

@@ -255,7 +255,7 @@ class FusedKernel {
         const uint32_t to =
             base_ + uint32_t(S::kNopeAt + token * S::kNopePitch + (rank_ * kNopeRows + group * kGroup) * 2);
         const uint32_t destination = uint32_t(lane_ % kCluster);
-        store_remote16(address_in(to, destination), values, address_in(nope_arrived().address, destination));
+        send_to_cluster(address_in(to, destination), values, address_in(nope_arrived().address, destination));
       } else if (lane_ % kGroup == 0) {
         const int column = kLatent + rank_ * kPeRows;
         if (p_.fp8_query) {

@@ -31,9 +31,9 @@ constexpr int kParties = 3;  // warpgroups of a head
 constexpr int kChunk = kBoxColumns;
 constexpr int kPart = 64;  // rows of a warpgroup: wgmma's M
 constexpr int kParts = kLatent / kPart;
-constexpr int kLineBytes = 128;                    // of 64 values, swizzled
-constexpr int kPartBytes = kNope * kLineBytes;     // 64 columns of W_UK
-constexpr uint32_t kNopeReady = 1, kNopeFree = 2;  // named barriers
+constexpr int kLineBytes = 128;                 // of 64 values, swizzled
+constexpr int kPartBytes = kNope * kLineBytes;  // 64 columns of W_UK
+constexpr int kNopeReady = 1, kNopeFree = 2;    // named barriers
 
 struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;
@@ -204,7 +204,7 @@ class StreamKernel {
 
   /// This CTA is done with the nope tile: all its warps, then, for who sends, the others of the cluster.
   __device__ __forceinline__ void free_nope() const {
-    named_barrier(kNopeFree, S::kMathThreads);
+    barrier_meet(kNopeFree, S::kMathThreads);
     if constexpr (kCluster) {
       if (warp_ != 0 || !elect_one()) return;
       for (int sender = 0; sender < kNope / kPart; ++sender) {
@@ -215,7 +215,7 @@ class StreamKernel {
 
   /// Makes the nope tile complete for every warpgroup.
   __device__ __forceinline__ void share_nope(int tile) const {
-    named_barrier(kNopeReady, S::kMathThreads);
+    barrier_meet(kNopeReady, S::kMathThreads);
     if constexpr (kCluster) {
       const bool sender = party_ < kNope / kPart;
       const uint32_t half = S::kNopeAt + uint32_t(party_) * S::kTokenBytes;

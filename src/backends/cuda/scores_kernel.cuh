@@ -13,6 +13,7 @@
 #pragma once
 
 #include "backends/cuda/ptx/dependency.cuh"
+#include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
 #include "backends/cuda/score_bins.h"
 #include "backends/cuda/scores.h"
@@ -52,7 +53,7 @@ struct RingPlace {
 /// Among the math warpgroups.
 template <class Tile>
 __device__ __forceinline__ void math_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kMathThreads) : "memory");
+  barrier_meet(1, Tile::kMathThreads);
 }
 
 /// relu, with NaN kept.

@@ -134,7 +134,7 @@ __device__ __forceinline__ void meet_cluster(const SelectParameters& p) {
 
 /// Writes a word into the shared memory of CTA `rank`, where this CTA has `word`.
 __device__ __forceinline__ void store_in(uint32_t rank, const void* word, uint32_t value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in(shared_address(word), rank)), "r"(value) : "memory");
+  store_in_cluster(address_in(shared_address(word), rank), value);
 }
 
 /// Inclusive sum over the lanes of a warp.

@@ -7,7 +7,8 @@
 //   math       8 warps   logits | softmax | latents of a tile, a barrier between
 //   merge                cluster by way of shared memory, clusters by way of memory (sparse_core_few_merge.cuh)
 //
-// From 17 rows on memory bounds the tiles; with fewer, and in the merge, the latency of one dependent step after another.
+// From 17 rows on memory bounds the tiles; with fewer, and in the merge, the latency of one dependent step after
+// another.
 //
 // FP64 is in one place: a head's lse from its largest logit, so that logits of 10^4 cost it nothing.
 #pragma once

@@ -5,19 +5,15 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "backends/cuda/ptx/convert.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/sparse_core_few_shared.cuh"
 
 namespace dsacore::cuda {
 
 inline constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 
-/// 2^x for x <= 0; results below 2^-126 are 0.
-__device__ __forceinline__ float exp2_of(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 /// 2^(field - 127) for a biased exponent of 1..254.
 __device__ __forceinline__ float power_of_two(int field) { return float_of(uint32_t(field) << 23); }
 __device__ __forceinline__ uint32_t half2_bits(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
@@ -38,7 +34,7 @@ __device__ __forceinline__ float half_warp_sum(float x) {
 }
 
 /// All math warps meet; what they wrote to shared memory before is visible after.
-__device__ __forceinline__ void math_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(32 * kMathWarps) : "memory"); }
+__device__ __forceinline__ void math_barrier() { barrier_meet(1, 32 * kMathWarps); }
 
 /// p in shared memory is p * scale of the key and group * 2^14 / 2^unit, where 2^unit is the largest p * scale so far
 /// of the head and group, rounded down to a power of two: FP16 holds it without overflow, and what it loses below is
@@ -216,11 +212,11 @@ struct MathWarp {
       largest = fmaxf(largest, p[j]);
     }
     largest = half_warp_max(largest);
-    const float rescale = exp2_of((before - largest) * exp2_scale);
+    const float rescale = exp2_approx((before - largest) * exp2_scale);
     sum *= rescale;
 #pragma unroll
     for (int j = 0; j < kLaneKeys; ++j) {
-      p[j] = first + j < keys ? exp2_of((p[j] - largest) * exp2_scale) : 0.0f;
+      p[j] = first + j < keys ? exp2_approx((p[j] - largest) * exp2_scale) : 0.0f;
       sum += p[j];
     }
     if constexpr (kScaleGroups > 1) {

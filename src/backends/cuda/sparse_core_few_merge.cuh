@@ -135,7 +135,7 @@ struct Merge {
     HeadStatistics* mine = statistics + (counts ? part * heads + head : 0);
     const float2 own = counts ? *reinterpret_cast<const float2*>(mine) : make_float2(-HUGE_VALF, 0);
     softmax.largest = half_warp_max(own.x);
-    const float share = exp2_of((own.x - softmax.largest) * exp2_scale);
+    const float share = exp2_approx((own.x - softmax.largest) * exp2_scale);
     softmax.sum = half_warp_sum(own.y * share);
     // Units become weights. Normalised first: scales may be so large that a sum of products alone would overflow.
     if (counts) {
@@ -201,7 +201,7 @@ struct Merge {
       for (const float2& one : ones) softmax.largest = fmaxf(softmax.largest, one.x);
 #pragma unroll
       for (float2& one : ones) {
-        one.y *= exp2_of((one.x - softmax.largest) * exp2_scale);
+        one.y *= exp2_approx((one.x - softmax.largest) * exp2_scale);
         softmax.sum += one.y;
       }
       float4 value = {};

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/convert.cuh"
 #include "dsacore/problem.h"
 #include "format/numeric.h"
 
@@ -20,11 +21,7 @@ __device__ __forceinline__ Bf16Pair make_pair(BFloat16 first, BFloat16 second) {
 }
 
 /// Two FP32 values, each rounded to nearest even by the hardware; as to_bf16, but for the bits of a NaN.
-__device__ __forceinline__ Bf16Pair round_pair(float first, float second) {
-  Bf16Pair pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair.bits) : "f"(second), "f"(first));
-  return pair;
-}
+__device__ __forceinline__ Bf16Pair round_pair(float first, float second) { return {pack_bf16(first, second)}; }
 
 /// Whether every pair that starts at an even column lies on a word: the gate is a part of the packed projection row,
 /// whose pitch and parts may be odd, and the caller's `out` may begin anywhere.

@@ -13,13 +13,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
-/// All threads of all CTAs of the cluster meet; what they wrote before is visible after.
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/// The two halves of `cluster_barrier`, with work in between. This arrival orders nothing (a release waits for all
-/// loads and stores before it): enough where `publish_barriers` has made all ready that the others need.
+/// The two halves of `cluster_barrier`, with work in between. The relaxed arrival orders nothing (a release waits for
+/// all loads and stores before it): enough where `publish_barriers` has made all ready that the others need.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -28,6 +23,12 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+/// All threads of all CTAs of the cluster meet; what they wrote before is visible after.
+__device__ __forceinline__ void cluster_barrier() {
+  cluster_arrive();
+  cluster_wait();
+}
+
 /// The address that a shared variable at `address` has in CTA `rank` of the cluster (for .shared::cluster accesses).
 __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) {
   uint32_t there;
@@ -35,22 +36,19 @@ __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) 
   return there;
 }
 
-/// Sends 16 bytes to a shared variable and completes as many on an mbarrier of the same CTA, both by `address_in`.
-__device__ __forceinline__ void send_to_cluster(uint32_t address, float4 value, uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
-      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
-      : "memory");
-}
-/// Stores 16 bytes in a CTA of the cluster (addresses by `address_in`) and counts them on its barrier.
-__device__ __forceinline__ void store_remote16(uint32_t to, const uint4& v, uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
+/// Stores 16 or 4 bytes in a CTA of the cluster and counts them on a barrier of the same CTA; both by `address_in`.
+__device__ __forceinline__ void send_to_cluster(uint32_t to, const uint4& v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
 }
-__device__ __forceinline__ void store_remote4(uint32_t to, float v, uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(v)),
-               "r"(barrier)
+__device__ __forceinline__ void send_to_cluster(uint32_t to, const float4& v, uint32_t barrier) {
+  send_to_cluster(to, uint4{__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)},
+                  barrier);
+}
+__device__ __forceinline__ void send_to_cluster(uint32_t to, float v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+               "r"(__float_as_uint(v)), "r"(barrier)
                : "memory");
 }
 /// Copies `bytes` of shared memory to another CTA of the cluster and counts them on its barrier.
@@ -76,8 +74,8 @@ __device__ __forceinline__ void wait_in_cluster(Barrier barrier, uint32_t parity
   }
 }
 /// Stores to a shared variable of any CTA of the cluster, at an address from `address_in`.
-__device__ __forceinline__ void store_in_cluster(uint32_t address, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+__device__ __forceinline__ void store_in_cluster(uint32_t address, uint32_t value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 /// Reads shared memory of a CTA of the cluster, by `address_in`; after a barrier of the cluster.

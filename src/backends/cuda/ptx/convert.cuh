@@ -1,4 +1,4 @@
-// Conversions of pairs and eights between BF16, e4m3 and FP32.
+// Conversions of pairs and eights between BF16, e4m3 and FP32; powers of two.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,13 @@ __device__ __forceinline__ uint32_t pack_e4m3(float low, float high) {
 __device__ __forceinline__ uint2 scaled_e4m3(const uint4& values, float scale) {
   const auto pair = [scale](uint32_t v) { return pack_e4m3(low_bf16(v) * scale, high_bf16(v) * scale); };
   return {pair(values.x) | pair(values.y) << 16, pair(values.z) | pair(values.w) << 16};
+}
+
+/// 2^x to an FP32 unit or two; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 
 }  // namespace dsacore::cuda

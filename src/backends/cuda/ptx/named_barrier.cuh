@@ -9,7 +9,7 @@ namespace dsacore::cuda {
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/// Waits until `threads` have arrived or met.
+/// Waits until `threads` (of whole warps) have arrived or met.
 __device__ __forceinline__ void barrier_meet(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -21,10 +21,6 @@ __device__ __forceinline__ bool barrier_any(int id, int threads, bool yes) {
                : "r"(uint32_t(yes)), "r"(id), "r"(threads)
                : "memory");
   return any != 0;
-}
-/// The `threads` threads (whole warps) that name barrier `id` (1..15; 0 is __syncthreads') meet.
-__device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace dsacore::cuda

@@ -40,23 +40,25 @@ struct Barrier {
   __device__ __forceinline__ void wait(uint32_t parity) const {
     uint32_t done = 0;
     while (done == 0) {
-      asm volatile(
-          "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-          : "=r"(done)
-          : "r"(address), "r"(parity)
-          : "memory");
+      asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                   : "=r"(done)
+                   : "r"(address), "r"(parity)
+                   : "memory");
     }
   }
 };
 
 /// Makes initialised barriers visible to the copy engine and to the cluster; before the CTA's or cluster's barrier.
-__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 /// Copies `bytes` (a multiple of 16, both ends 16-byte aligned) from global to shared memory; completes on `barrier`.
 __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void* from, uint32_t bytes, Barrier barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_shared),
-               "l"(from), "r"(bytes), "r"(barrier.address)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_shared),
+      "l"(from), "r"(bytes), "r"(barrier.address)
+      : "memory");
 }
 
 /// Asks for `bytes` (a multiple of 16) in L2; changes nothing, so that it may run before the wait for earlier kernels.

@@ -1,0 +1,174 @@
+// Sparse core for many heads: how rows, their scales and the query come into shared memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backends/cuda/sparse_core_many_shared.cuh"
+
+namespace dsacore::cuda::many {
+
+// ---- producers and helpers ----
+
+template <class Layout>
+__device__ __forceinline__ void clear_rows(uint32_t slot, int first, int lane) {
+  const int bytes = (kSlotKeys - first) * RowOperands<Layout>::kPitch;
+#pragma unroll 1
+  for (int at = lane * 16; at < bytes; at += 32 * 16)
+    store_words4(slot + first * RowOperands<Layout>::kPitch + at, {0, 0, 0, 0});
+  __syncwarp();
+}
+
+/// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the
+/// ids by shuffles; they are loaded a slot ahead.
+template <int Producers, class Layout, int Columns>
+__device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                       int producer, int lane) {
+  using S = Shared<Layout, Columns>;
+  constexpr int kPitch = RowOperands<Layout>::kPitch, kBatch = 8;
+  const uint32_t slots = fixed_shared_address(shared.slots), full = fixed_shared_address(shared.full),
+                 empty = fixed_shared_address(shared.empty);
+  const int32_t* list = args.topk_rows.row(work.row) + work.first;
+  const std::byte* cache = args.cache;
+  const int left = int(work.valid - work.first);
+  const auto id_in = [&](int nth) { return nth * kSlotKeys + lane < left ? list[nth * kSlotKeys + lane] : 0; };
+  const bool elected = elect_one();
+  int32_t next = id_in(producer);
+  for (int nth = producer; nth < 2 * work.tiles; nth += Producers) {
+    const int slot = nth % S::kSlots, use = nth / S::kSlots;
+    const int rows = min(left - nth * kSlotKeys, kSlotKeys);
+    const uint32_t to = slots + slot * S::kSlotBytes;
+    const Barrier arrived{full + 8 * slot};
+    const int32_t id = next;
+    next = id_in(nth + Producers);
+    if (use > 0) Barrier{empty + 8 * slot}.wait(uint32_t(use - 1) & 1);
+    const auto from = reinterpret_cast<uint64_t>(cache + int64_t(id) * Layout::kRowBytes);
+    if (rows == kSlotKeys) {
+      if (elected) arrived.expect(kSlotKeys * Layout::kRowBytes);
+#pragma unroll
+      for (int i = 0; i < kSlotKeys; i += kBatch) {
+        uint64_t row[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) row[j] = __shfl_sync(0xFFFFFFFFu, from, i + j);
+        if (elected) {
+#pragma unroll
+          for (int j = 0; j < kBatch; ++j) {
+            bulk_copy(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
+          }
+        }
+      }
+    } else {
+      clear_rows<Layout>(to, max(rows, 0), lane);  // 0 * NaN must not come up
+      if (elected) arrived.expect(uint32_t(max(rows, 0) * Layout::kRowBytes));
+#pragma unroll 1
+      for (int i = 0; i < rows; ++i) {
+        const uint64_t row = __shfl_sync(0xFFFFFFFFu, from, i);
+        if (elected) bulk_copy(to + i * kPitch, reinterpret_cast<const void*>(row), Layout::kRowBytes, arrived);
+      }
+    }
+  }
+}
+
+template <class Layout, int Columns>
+__device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, const Work& work, int helper,
+                                               int lane) {
+  using S = Shared<Layout, Columns>;
+  const uint32_t slots = fixed_shared_address(shared.slots), tables = fixed_shared_address(shared.tables),
+                 full = fixed_shared_address(shared.full), ready = fixed_shared_address(shared.ready);
+  for (int nth = helper; nth < 2 * work.tiles; nth += kHelpers) {
+    const int slot = nth % S::kSlots;
+    Barrier{full + 8 * slot}.wait(uint32_t(nth / S::kSlots) & 1);
+    RowOperands<Layout>::make_table(slots + slot * S::kSlotBytes, tables + slot * S::kTableBytes, lane);
+    __syncwarp();
+    if (lane == 0) Barrier{ready + 8 * slot}.arrive();
+  }
+}
+
+// ---- the query ----
+
+/// 16 dims of a BF16 query, times `factor`, as FP16 pairs.
+__device__ __forceinline__ void scale_query(const uint4 (&words)[2], float factor, uint32_t (&pairs)[8]) {
+  const uint32_t bits[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
+                            words[1].x, words[1].y, words[1].z, words[1].w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    pairs[i] = to_f16(float_of(bits[i] << 16) * factor, float_of(bits[i] & 0xFFFF0000u) * factor);
+}
+__device__ __forceinline__ uint32_t largest_magnitude(uint32_t bits) {
+  return max((bits << 16) & 0x7FFFFFFFu, bits & 0x7FFF0000u);
+}
+
+/// A warp writes a head's BF16 query: latents in FP16 times a power of two that brings the largest to 2^14, pe as it
+/// is.
+template <class Layout, int Columns>
+__device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& shared, const uint4 (&words)[2],
+                                                  const uint4 (&pe)[2], int column, int lane) {
+  uint32_t largest = 0;
+  for (const uint4& w : words) {
+    largest = max(largest, max(max(largest_magnitude(w.x), largest_magnitude(w.y)),
+                               max(largest_magnitude(w.z), largest_magnitude(w.w))));
+  }
+  const uint32_t exponent = max(__reduce_max_sync(0xFFFFFFFFu, largest) >> 23, 15u);
+  uint32_t pairs[8];
+  scale_query(words, float_of((268 - exponent) << 23), pairs);
+  if (lane == 0) shared.query_unit[column] = float_of((exponent - 14) << 23);
+  const uint32_t swizzle = uint32_t(column % 8 * 16), row = uint32_t(column * 128);
+  RowOperands<Layout>::store_query(shared_address(shared.query[lane / 4]) + row, swizzle, lane, pairs);
+  if (lane < kPe / 16) {
+    const uint32_t at = shared_address(shared.query[kLatent / 64]) + row;
+    for (int i = 0; i < 2; ++i) store_words4(at + (uint32_t(32 * lane + 16 * i) ^ swizzle), pe[i]);
+  }
+}
+
+/// A lane writes 16 dims of a head's e4m3 query.
+template <class Layout, int Columns>
+__device__ __forceinline__ void store_e4m3_query(Shared<Layout, Columns>& shared, uint4 codes, int column, int unit) {
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  uint32_t pairs[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[2 * i] = low_e4m3_to_f16(words[i]);
+    pairs[2 * i + 1] = high_e4m3_to_f16(words[i]);
+  }
+  if (unit >= kLatent / 16 && RowOperands<Layout>::kPeUnit != 1) {
+    const uint32_t factor = to_f16(RowOperands<Layout>::kPeUnit, RowOperands<Layout>::kPeUnit);
+#pragma unroll
+    for (uint32_t& pair : pairs) pair = multiply_f16(pair, factor);
+  }
+  RowOperands<Layout>::store_query(shared_address(shared.query[unit / 4]) + uint32_t(column * 128),
+                                   uint32_t(column % 8 * 16), unit, pairs);
+}
+
+/// A warp takes every eighth head, and asks for all of its bytes before it waits for the first.
+template <class Layout, int Columns>
+__device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                           int warp, int lane) {
+  constexpr bool kPlain = RowOperands<Layout>::kPlainPe;
+  constexpr int kHeads = Columns / kMathWarps, kWords = kPlain ? 2 : 1;
+  uint4 latent[kHeads][kWords], pe[kHeads][kWords];
+  const auto* first = reinterpret_cast<const uint4*>(args.query.at(work.row, work.head));
+  constexpr int kHeadWords = kQueryRow * (kPlain ? 2 : 1) / 16, kPeWords = kLatent * (kPlain ? 2 : 1) / 16;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int column = warp + i * kMathWarps;
+    const bool real = column < work.heads;
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      const uint4* from = first + column * kHeadWords + kWords * lane + j;
+      latent[i][j] = real ? from[0] : uint4{};
+      pe[i][j] = real && lane < kPe / 16 ? from[kPeWords] : uint4{};
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int column = warp + i * kMathWarps;
+    if constexpr (kPlain) {
+      store_plain_query(shared, latent[i], pe[i], column, lane);
+    } else {
+      store_e4m3_query(shared, latent[i][0], column, lane);
+      if (lane < kPe / 16) store_e4m3_query(shared, pe[i][0], column, kLatent / 16 + lane);
+    }
+  }
+}
+
+}  // namespace dsacore::cuda::many

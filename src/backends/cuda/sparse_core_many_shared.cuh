@@ -1,0 +1,93 @@
+// Sparse core for many heads: what the warps of a CTA share, and what a CTA has to do.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/cuda/ptx/convert.cuh"
+#include "backends/cuda/ptx/shared_memory.cuh"
+#include "backends/cuda/sparse_core_many.h"
+#include "backends/cuda/sparse_core_many_operands.cuh"
+
+namespace dsacore::cuda::many {
+
+inline constexpr int kMathGroups = 2;
+inline constexpr int kMathWarps = 4 * kMathGroups;
+inline constexpr int kMathThreads = 32 * kMathWarps;
+inline constexpr int kThreads = kMathThreads + 128;
+inline constexpr int kProducers = 2, kHelpers = 2;                // 4 and none where there is nothing to prepare
+inline constexpr int kMathRegisters = 232, kOtherRegisters = 40;  // of 168 each
+inline constexpr int kSharedLimit = 227 * 1024;
+
+/// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of
+/// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
+/// powers of two below.
+inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
+
+/// Named barriers: `kWeights + g`: the weights that warpgroup g has written can be read; `kGroup + g`: of the
+/// warpgroup's own. Nobody waits until weights have been read: g writes its next ones after it has met the other
+/// group's, which were written after those had been read.
+enum NamedBarrier { kWeights = 1, kGroup = 3, kMath = 5 };
+
+template <class Layout, int Columns>
+struct Shared {
+  static constexpr int kSlotBytes = kSlotKeys * RowOperands<Layout>::kPitch;
+  static constexpr int kTableBytes = RowOperands<Layout>::kTableBytes > 0 ? RowOperands<Layout>::kTableBytes : 16;
+  static constexpr int kBlockBytes = Columns * 128;  // 64 elements of every head
+  static constexpr int kFixedBytes = (kQueryRow / 64 + kMathGroups) * kBlockBytes + Columns * 128 + 1024;
+  static constexpr int kSlots = std::min(10, (kSharedLimit - kFixedBytes) / (kSlotBytes + kTableBytes + 24));
+  static_assert(kSlots >= 4, "two tiles are read at a time");
+
+  alignas(1024) std::byte query[kQueryRow / 64][kBlockBytes];
+  alignas(1024) std::byte weights[kMathGroups][kBlockBytes];
+  alignas(128) std::byte slots[kSlots][kSlotBytes];
+  alignas(16) std::byte tables[kSlots][kTableBytes];
+  alignas(16) float largest[Columns];                  ///< reference of p, base 2, an integer
+  alignas(16) float offset[Columns];                   ///< what the reference of V's weights lies above it
+  alignas(16) float query_unit[Columns];               ///< what the head's FP16 query is to be multiplied by
+  alignas(16) float rescale[kMathGroups][Columns];     ///< of latents summed before these weights
+  alignas(16) float lower_sums[kMathGroups][Columns];  ///< of p summed before
+  alignas(16) float peaks[4][2][Columns];              ///< one warpgroup at a time
+  alignas(16) float sums[kMathWarps][Columns];
+  alignas(16) SplitSum part[Columns];  ///< of this CTA, read by its cluster
+  alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
+  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums
+                                 ///< are void
+
+  static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
+  static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
+  static_assert(kManyHeadsSplits * Columns * int(sizeof(SplitSum)) <= kQueryRow / 64 * kBlockBytes);
+  __device__ float* latents() { return reinterpret_cast<float*>(slots); }  ///< [Columns][kLatentPitch], at the end
+};
+
+/// What a CTA has to do.
+struct Work {
+  int64_t row;
+  int head, heads;  ///< first, number
+  int split;
+  int64_t valid;
+  int64_t first;  ///< key of the row's list
+  int tiles;
+};
+
+__device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, int unit) {
+  const ManyHeadsPlan& plan = args.plan;
+  // The splits are a cluster; groups of heads lie side by side, they read the same rows at the same time.
+  const int split = unit % plan.splits, group = unit / plan.splits % plan.groups;
+  Work work;
+  work.row = unit / plan.splits / plan.groups;
+  work.head = group * plan.group_heads;
+  work.heads = min(plan.group_heads, args.query.heads - work.head);
+  work.split = split;
+  work.valid = args.valid(work.row);
+  const int tiles = int((work.valid + kManyHeadsTile - 1) / kManyHeadsTile);
+  const int first = tiles * split / plan.splits;
+  work.first = int64_t(first) * kManyHeadsTile;
+  work.tiles = tiles * (split + 1) / plan.splits - first;
+  return work;
+}
+
+/// 2^(from - to), 1 where they are equal, infinities included.
+__device__ __forceinline__ float step_down(float from, float to) { return from == to ? 1.0f : exp2_approx(from - to); }
+
+}  // namespace dsacore::cuda::many
