@@ -15,11 +15,11 @@
 #include <bit>
 
 #include "backends/cuda/indexer_stages.h"
+#include "backends/cuda/keyed_rows.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
-#include "format/paging.h"
 
 namespace dsacore::cuda {
 namespace {
@@ -34,17 +34,8 @@ constexpr int kMostOfOne = 4096;         ///< and one CTA
 constexpr int kMostTokens = 128 * 1024;  ///< of one CTA
 static_assert(kScoreBins == 4 * kThreads);
 
-struct SelectParameters {
-  View<const int32_t, 1> seq_lens;
-  View<const int32_t, 2> block_table;
-  int page;
-  int64_t stride_rows;
-  int q, topk, context;
+struct SelectParameters : KeyedRows {
   uint32_t* histograms;
-  const uint32_t* keys;
-  int64_t key_pitch;
-  View<int32_t, 2> topk_tokens, topk_rows;
-  View<int32_t, 1> valid;
   int cluster, cluster_bits;  ///< CTAs of a row: 1 << cluster_bits
   int words;                  ///< of bits that a CTA has room for
 };
@@ -503,8 +494,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
   const int row = int(blockIdx.x) >> p.cluster_bits;
   const uint4 histogram =
       __ldcg(reinterpret_cast<const uint4*>(p.histograms + int64_t(row) * kScoreBins) + four_of_thread());
-  const int length = min(max(__ldcg(&p.seq_lens(row / p.q)), 0), p.context);
-  const int n = int(keys_seen(length, p.q, row % p.q));
+  const int n = keys_of_row(p, row);
   const Part part(p, board, shared, n);
   Places places{part.begin, part.count};
   if (n > p.topk) places = select_tokens(part, histogram, n);
@@ -535,23 +525,10 @@ void prepare_select(const ShapeKey&) {
 
 void enqueue_select(const IndexerArgs& args, const IndexerScratch& scratch, const Workspace& workspace) {
   const int64_t rows = args.index_query.extent(0);
-  const int context = context_of(args, scratch), cluster = cluster_of(rows, context);
-  const SelectParameters parameters{.seq_lens = args.seq_lens,
-                                    .block_table = args.block_table,
-                                    .page = args.page,
-                                    .stride_rows = args.stride_rows,
-                                    .q = args.q,
-                                    .topk = args.model->config.topk,
-                                    .context = context,
-                                    .histograms = scratch.histograms,
-                                    .keys = scratch.keys,
-                                    .key_pitch = scratch.key_pitch,
-                                    .topk_tokens = args.topk_tokens,
-                                    .topk_rows = args.topk_rows,
-                                    .valid = args.valid,
-                                    .cluster = cluster,
-                                    .cluster_bits = std::countr_zero(unsigned(cluster)),
-                                    .words = words_of(cluster, context)};
+  const KeyedRows keyed = keyed_rows(args, scratch);
+  const int cluster = cluster_of(rows, keyed.context);
+  const SelectParameters parameters{keyed, scratch.histograms, cluster, std::countr_zero(unsigned(cluster)),
+                                    words_of(cluster, keyed.context)};
   const size_t shared_bytes = size_t(SelectShared(collected_of_one(parameters.cluster_bits), parameters.words).total);
   launch(select_kernel,
          {.grid = unsigned(rows * cluster), .block = kThreads, .shared_bytes = shared_bytes, .cluster = cluster},

@@ -2,32 +2,15 @@
 // over all its keys and writes the selected token ids in order; a second kernel turns ids into physical rows. Kept as a
 // check of `fused`, and bound by what one SM reads from L2.
 #include "backends/cuda/indexer_stages.h"
+#include "backends/cuda/keyed_rows.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
-#include "format/paging.h"
 
 namespace dsacore::cuda {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 constexpr int kRadix = 256;
-
-struct StockParameters {
-  View<const int32_t, 1> seq_lens;
-  View<const int32_t, 2> block_table;
-  int page;
-  int64_t stride_rows;
-  int q, topk, context;
-  const uint32_t* keys;
-  int64_t key_pitch;
-  View<int32_t, 2> topk_tokens, topk_rows;
-  View<int32_t, 1> valid;
-};
-
-__device__ int keys_of_row(const StockParameters& p, int64_t row) {
-  const int length = min(max(__ldcg(&p.seq_lens(row / p.q)), 0), p.context);
-  return int(keys_seen(length, p.q, int(row % p.q)));
-}
 
 /// The `need`-th largest key, and how many keys equal to it are needed.
 struct Threshold {
@@ -75,11 +58,11 @@ __device__ Sums sum_threads(int value) {
   return {before + __popc(ballot & ((1u << lane) - 1)), __reduce_add_sync(~0u, totals[lane])};
 }
 
-__global__ void __launch_bounds__(kThreads) stock_tokens_kernel(const __grid_constant__ StockParameters p) {
+__global__ void __launch_bounds__(kThreads) stock_tokens_kernel(const __grid_constant__ KeyedRows p) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int64_t row = blockIdx.x;
-  const int n = keys_of_row(p, row), taken = min(n, p.topk);
+  const int n = keys_of_row(p, int(row)), taken = min(n, p.topk);
   int32_t* out = p.topk_tokens.row(row);
   if (threadIdx.x == 0) p.valid(row) = taken;
   for (int i = int(threadIdx.x); i < p.topk; i += kThreads) {
@@ -103,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) stock_tokens_kernel(const __grid_con
   }
 }
 
-__global__ void __launch_bounds__(kThreads) stock_rows_kernel(const __grid_constant__ StockParameters p) {
+__global__ void __launch_bounds__(kThreads) stock_rows_kernel(const __grid_constant__ KeyedRows p) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int64_t row = blockIdx.x;
@@ -118,18 +101,7 @@ __global__ void __launch_bounds__(kThreads) stock_rows_kernel(const __grid_const
 }  // namespace
 
 void enqueue_stock_select(const IndexerArgs& args, const IndexerScratch& scratch, const Workspace& workspace) {
-  const StockParameters parameters{.seq_lens = args.seq_lens,
-                                   .block_table = args.block_table,
-                                   .page = args.page,
-                                   .stride_rows = args.stride_rows,
-                                   .q = args.q,
-                                   .topk = args.model->config.topk,
-                                   .context = context_of(args, scratch),
-                                   .keys = scratch.keys,
-                                   .key_pitch = scratch.key_pitch,
-                                   .topk_tokens = args.topk_tokens,
-                                   .topk_rows = args.topk_rows,
-                                   .valid = args.valid};
+  const KeyedRows parameters = keyed_rows(args, scratch);
   const LaunchShape shape{.grid = unsigned(args.index_query.extent(0)), .block = kThreads};
   launch(stock_tokens_kernel, shape, workspace, parameters);
   launch(stock_rows_kernel, shape, workspace, parameters);
