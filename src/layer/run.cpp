@@ -203,11 +203,10 @@ void PreparedLayer::Impl::run_launches(RunState& s) {
   const LaunchList& launches = s.shape.launches;
   const Queue main = s.workspace.queue;
   if (launches.uses_side()) context.device->order(main, context.device->side());
-  for (int i = 0; i < launches.size(); ++i) {
-    const Launch& launch = launches.begin()[i];
+  for (const Launch& launch : launches) {
     if (launch.joins) context.device->order(context.device->side(), main);
     s.workspace.queue = launch.lane == Lane::kSide ? context.device->side() : main;
-    s.workspace.early_start = launches.starts_early(i);
+    s.workspace.early_start = launch.starts_early;
     run_one(s, launch.stage);
   }
   s.workspace.queue = main;

@@ -42,26 +42,7 @@ LaunchList::LaunchList(OverlapMode mode, const OverlapTraits& traits) {
   if (is_late(mode)) add({StageId::kQuery});
   add({StageId::kSparseCore, Lane::kMain, false, mode == OverlapMode::kFork || mode == OverlapMode::kFront});
   add({StageId::kValueProjection});
-  hold(traits);
-}
-
-/// A held kernel starts when all that it follows has ended: the one before it on its lane, and the other lane's last
-/// where it joins. The first of a step follows the last of another step, so a held one there never starts early.
-void LaunchList::hold(const OverlapTraits& traits) {
-  for (int i = 0; i < size_; ++i) {
-    const Launch& launch = launches_[size_t(i)];
-    const bool held = traits.held[static_cast<size_t>(launch.stage)];
-    early_[size_t(i)] = !held;
-    if (!held) continue;
-    bool found_main = false;
-    bool found_side = !launch.joins;
-    for (int j = i - 1; j >= 0 && !(found_main && found_side); --j) {
-      Launch& before = launches_[size_t(j)];
-      bool& found = before.lane == launch.lane ? found_main : found_side;
-      if (!found) before.releases = false;
-      found = true;
-    }
-  }
+  for (Launch& launch : launches_) launch.starts_early = !traits.held[static_cast<size_t>(launch.stage)];
 }
 
 bool LaunchList::uses_side() const {

@@ -42,9 +42,9 @@ struct Launch {
   Lane lane = Lane::kMain;
   bool forks = false;  ///< begins the side lane: waits for what the main lane held before the step
   bool joins = false;  ///< waits for the side lane too
-  /// Whether the next kernel of the step may be launched before this one has ended. Not before a held one, on either
-  /// lane that it follows.
-  bool releases = true;
+  /// Whether it may be launched before those that it follows have ended, on either lane; the first follows an earlier
+  /// step's last. Not a held one.
+  bool starts_early = true;
 };
 
 /// The launches of one step of one rank, in the order in which they are enqueued.
@@ -61,15 +61,11 @@ class LaunchList {
   int size() const { return size_; }
   bool uses_side() const;
   bool has_norm() const { return size_ > 0 && launches_[0].stage == StageId::kNorm; }
-  /// Whether launch `i` may start before those that it follows have ended; the first follows an earlier step's last.
-  bool starts_early(int i) const { return early_[size_t(i)]; }
 
  private:
   void add(Launch launch) { launches_[size_t(size_++)] = launch; }
-  void hold(const OverlapTraits& traits);
 
   std::array<Launch, kMost> launches_{};
-  std::array<bool, kMost> early_{};
   int size_ = 0;
 };
 
