@@ -7,31 +7,13 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/sparse_core_case.h"
+#include "cpu/sparse_core_contents.h"
 
 namespace dsacore {
 namespace {
 
-constexpr KvFormat kFormats[] = {KvFormat::kFp8DsMla, KvFormat::kFp8, KvFormat::kNvfp4DsMla};
-
-std::string test_name(KvFormat format) {
-  return format == KvFormat::kFp8DsMla ? "fp8_ds_mla" : format == KvFormat::kFp8 ? "fp8" : "nvfp4_ds_mla";
-}
-
 std::string name_of_shape(const testing::TestParamInfo<std::tuple<KvFormat, int>>& param) {
-  return test_name(std::get<0>(param.param)) + "_heads" + std::to_string(std::get<1>(param.param));
-}
-std::string name_of_format(const testing::TestParamInfo<KvFormat>& param) { return test_name(param.param); }
-
-/// Gives every selected row of an `fp8_ds_mla` cache other tile scales, and no pe.
-void set_scales(CoreCase& c, const std::function<float()>& scale) {
-  c.for_selected([&](std::byte* row) {
-    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
-      const float s = scale();
-      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &s, sizeof(s));
-    }
-    std::memset(row + KvFp8DsMla::kPeAt, 0, kPe * sizeof(BFloat16));  // has no scale: would outweigh small ones
-  });
+  return std::string(name_of(std::get<0>(param.param))) + "_heads" + std::to_string(std::get<1>(param.param));
 }
 
 class SparseCoreShapes : public testing::TestWithParam<std::tuple<KvFormat, int>> {};
@@ -96,43 +78,13 @@ TEST_P(SparseCore, PhysicalRowsAbove24Bits) {
 
 TEST_P(SparseCore, SaturatedValues) {
   CoreCase c({.format = GetParam(), .valid = {1, 300, 2048}, .query_magnitude = 1e-3});
-  const int values = GetParam() == KvFormat::kNvfp4DsMla ? KvNvfp4DsMla::kRowBytes : kLatent;
-  c.for_selected([&](std::byte* row) {
-    for (int i = 0; i < values; ++i) {
-      const bool negative = (c.random()() & 1) != 0;
-      const bool scale = GetParam() == KvFormat::kNvfp4DsMla && i >= KvNvfp4DsMla::kScalesAt;
-      const uint8_t largest = GetParam() == KvFormat::kNvfp4DsMla && i < KvNvfp4DsMla::kPeAt ? 0x77 : 0x7E;
-      row[i] = std::byte(negative && !scale ? largest | 0x80 : largest);
-    }
-  });
+  saturate_values(c);
   expect_all_targets_agree(c);
 }
 
-// Keys and queries are small integers, so that logits of 1e4 are exact and spec 9's bound of the lse can be kept.
 TEST_P(SparseCore, LargeLogits) {
   CoreCase c({.format = GetParam(), .valid = {2, 300, 2048}});
-  c.model.config.softmax_scale = 0.6;
-  c.model.q_scale = c.model.k_scale = 1;
-  const auto small_integer = [&] { return float(int(c.random()() % 9) - 4); };
-  c.for_selected([&](std::byte* row) {
-    float latent[kLatent];
-    BFloat16 pe[kPe];
-    for (float& x : latent) x = 4 * small_integer();
-    for (BFloat16& x : pe) x = to_bf16(4 * small_integer());
-    encode_kv(GetParam(), latent, pe, 1.0f, row);
-  });
-  for (int b = 0; b < c.rows(); ++b) {
-    for (int head = 0; head < c.heads(); ++head) {
-      for (int i = 0; i < kQueryRow; ++i) {
-        const float value = 8 * small_integer();
-        if (c.query().element == 1) {
-          c.query().e4m3(b, head)[i] = to_e4m3(value);
-        } else {
-          c.query().bf16(b, head)[i] = to_bf16(value);
-        }
-      }
-    }
-  }
+  make_logits_large(c);
   const CoreResult want = run_reference(c);
   float largest = 0;
   for (const float lse : want.lse) largest = std::max(largest, std::abs(lse));
@@ -256,13 +208,9 @@ TEST(SparseCoreScales, FewKeysWithOtherScales) {
   expect_all_targets_agree(c);
 }
 
-// The largest scale times the smallest code is finite in FP32 and must be here.
 TEST(SparseCoreScales, LargestScale) {
   CoreCase c({.heads = 1, .valid = {1, 2}, .query_magnitude = 0});
-  set_scales(c, [] { return 0x1.fffffep127f; });
-  c.for_selected([&](std::byte* row) {
-    for (int i = 0; i < kLatent; ++i) row[i] = std::byte(i % 2 == 0 ? 0x01 : 0x81);
-  });
+  set_largest_scale(c);
   expect_all_targets_agree(c);
 }
 

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "cpu/sparse_core_case.h"
+#include "cpu/sparse_core_contents.h"
 #include "cuda/device_stages.h"
 
 namespace dsacore::test {
@@ -112,6 +112,121 @@ inline double expect_device_agrees(CoreCase& c, std::string_view kernel, const C
 }
 inline double expect_device_agrees(CoreCase& c, std::string_view kernel) {
   return expect_device_agrees(c, kernel, run_reference(c));
+}
+
+/// The first rows of a case, as many as `live` says each time, agree with the reference.
+inline void expect_live_rows_agree(CoreCase& c, std::string_view kernel) {
+  const CoreResult want = run_reference(c);
+  DeviceCore device(c, kernel);
+  for (const int live : {1, 2, 3, 8, 13, 40}) {
+    SCOPED_TRACE(live);
+    CoreResult part = want;
+    part.rows = live;
+    part.latent.resize(size_t(live * c.heads() * kLatent));
+    part.lse.resize(size_t(live * c.heads()));
+    expect_agreement(device.run(live), part);
+  }
+}
+
+/// A single key, so p = 1: the latent is the dequantized value itself, of either sign where it is 0.
+inline void expect_one_key_exact(CoreCase& c, std::string_view kernel) {
+  const CoreResult got = DeviceCore(c, kernel).run();
+  for (int i = 0; i < kLatent; ++i) {
+    const float want = with_layout(c.kv.format, [&](auto layout) { return layout.value(c.row(c.selected(0)[0]), i); });
+    ASSERT_EQ(to_float(got.latent[size_t(i)]), to_float(to_bf16(want))) << i;
+  }
+}
+
+/// Now and then a key of huge scale, all of it next to nothing but element 0, by which no head attends to it.
+inline void hide_huge_keys(CoreCase& c) {
+  for (int b = 0; b < c.rows(); ++b) {
+    for (int head = 0; head < c.heads(); ++head) c.set_query(b, head, 0, -1);  // against code 0x7E below
+  }
+  int nth = 0;
+  c.for_selected([&](std::byte* row) {
+    if (nth++ % 53 != 17) return;
+    row[0] = std::byte(0x7E);
+    for (int i = 1; i < kLatent; ++i)
+      row[i] = std::byte(uint8_t(row[i]) & 0x81);  // all but element 0 is next to nothing
+    const float huge = 0x1p60f;
+    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
+      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &huge, sizeof(huge));
+    }
+  });
+}
+
+/// NaN and infinity in a head's query (rows 0 and 1) and in a key of row 2 harm what reads them, and nothing else.
+inline void expect_broken_values_stay(CoreCase& c, std::string_view kernel) {
+  const CoreResult want = DeviceCore(c, kernel).run();
+  // Rows 0 and 1: head 5 of the query. Row 2: a key of its own.
+  constexpr int kHead = 5;
+  c.set_query(0, kHead, 77, float_of(0x7FFFFFFFu));
+  if (c.query().element == 2) c.set_query(1, kHead, 3, HUGE_VALF);
+  int32_t own = 0;
+  while (c.selects(0, own) || c.selects(1, own) || c.selects(3, own)) ++own;
+  c.selected(2)[17] = own;
+  c.encode_random(own);
+  // A latent's code, or a scale.
+  c.row(own)[c.kv.format == KvFormat::kNvfp4DsMla ? KvNvfp4DsMla::kRowBytes - 1 : 3] = std::byte(0xFF);
+  const CoreResult got = DeviceCore(c, kernel).run();
+  for (int b = 0; b < c.rows(); ++b) {
+    for (int head = 0; head < c.heads(); ++head) {
+      const bool harmed = (b == 0 && head == kHead) || (b == 1 && head == kHead && c.query().element == 2) || b == 2;
+      const size_t at = size_t(b * c.heads() + head);
+      SCOPED_TRACE(place_in(got, at * kLatent));
+      int finite = 0, changed = 0;
+      for (size_t i = at * kLatent; i < (at + 1) * kLatent; ++i) {
+        finite += std::isfinite(to_float(got.latent[i]));
+        changed += got.latent[i].bits != want.latent[i].bits;
+      }
+      if (harmed) {
+        EXPECT_TRUE(std::isnan(got.lse[at]));
+        EXPECT_EQ(finite, 0);
+      } else {
+        EXPECT_EQ(bits_of(got.lse[at]), bits_of(want.lse[at]));
+        EXPECT_EQ(changed, 0);
+      }
+    }
+  }
+}
+
+/// Scales of `fp8_ds_mla` keys that are powers of two, any, and up to 2^100 apart.
+inline void expect_powers_of_two_agree(int heads, std::string_view kernel) {
+  for (const int exponent : {-110, -14, 0, 1, 20, 58, 100}) {
+    SCOPED_TRACE(exponent);
+    CoreCase c({.heads = heads, .valid = {1, 33, 700, 2048}, .query_magnitude = std::ldexp(0.01, -exponent)});
+    set_scales(c, [&] { return std::ldexp(1.0f, exponent + int(c.random()() % 3)); });
+    expect_device_agrees(c, kernel);
+  }
+}
+inline void expect_one_key_exact_at_any_scale(int heads, std::string_view kernel) {
+  for (const int exponent : {-117, -14, 0, 58, 118, 119, 120, 126}) {
+    SCOPED_TRACE(exponent);
+    CoreCase c({.heads = heads, .valid = {1}, .query_magnitude = 0});
+    set_scales(c, [&] { return std::ldexp(1.0f, exponent); });
+    const std::byte* row = c.row(c.selected(0)[0]);
+    const CoreResult got = DeviceCore(c, kernel).run();
+    for (int i = 0; i < kLatent; ++i) ASSERT_EQ(to_float(got.latent[size_t(i)]), KvFp8DsMla::value(row, i)) << i;
+  }
+}
+inline void expect_any_scale_agrees(int heads, std::string_view kernel) {
+  for (const float magnitude : {0x1p-14f, 1.0f, 0x1p40f, 0x1p118f}) {
+    SCOPED_TRACE(magnitude);
+    CoreCase c({.heads = heads, .valid = {1, 33, 255, 2048}, .query_magnitude = 1 / double(magnitude)});
+    set_scales(c, [&] { return magnitude * (1.0f + float(c.random()() % 100000) / 100000.0f) / 448.0f; });
+    expect_device_agrees(c, kernel);
+  }
+}
+inline void expect_scales_far_apart_agree(int heads, std::string_view kernel) {
+  for (const int spread : {6, 20, 50}) {
+    SCOPED_TRACE(spread);
+    CoreCase c({.heads = heads, .valid = {2, 300, 2048}, .query_magnitude = 0});  // p is the same for all keys
+    set_scales(c, [&] { return std::ldexp(1.5f, int(c.random()() % uint64_t(2 * spread + 1)) - spread); });
+    expect_device_agrees(c, kernel);
+  }
+  CoreCase c({.heads = heads, .valid = {300, 2048}});
+  hide_huge_keys(c);
+  expect_device_agrees(c, kernel);
 }
 
 /// Microseconds of one launch inside a graph of many, each over other rows of a cache of `kPoolBytes`.

@@ -10,23 +10,10 @@ namespace dsacore::test {
 namespace {
 
 constexpr std::string_view kKernel = "many_heads";
-constexpr KvFormat kFormats[] = {KvFormat::kFp8DsMla, KvFormat::kFp8, KvFormat::kNvfp4DsMla};
 constexpr double kUsual = 1.7e-3;  // e of the latents: their own rounding leaves 1.2e-3
 
-std::string name_of_format(const testing::TestParamInfo<KvFormat>& param) { return std::string(name_of(param.param)); }
 std::string name_of_shape(const testing::TestParamInfo<std::tuple<KvFormat, int>>& param) {
   return std::string(name_of(std::get<0>(param.param))) + "_heads" + std::to_string(std::get<1>(param.param));
-}
-
-/// Gives every selected row of an `fp8_ds_mla` cache other tile scales, and no pe.
-void set_scales(CoreCase& c, const std::function<float()>& scale) {
-  c.for_selected([&](std::byte* row) {
-    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
-      const float s = scale();
-      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &s, sizeof(s));
-    }
-    std::memset(row + KvFp8DsMla::kPeAt, 0, kPe * sizeof(BFloat16));  // has no scale: would outweigh small ones
-  });
 }
 
 // ---- shapes ----
@@ -89,16 +76,7 @@ TEST_P(ManyHeads, SmallTopk) {
 
 TEST_P(ManyHeads, FewerLiveRowsThanPrepared) {
   CoreCase c({.format = GetParam(), .heads = 18, .valid = std::vector<int>(40, 1500)});
-  const CoreResult want = run_reference(c);
-  DeviceCore device(c, kKernel);
-  for (const int live : {1, 2, 3, 8, 13, 40}) {
-    SCOPED_TRACE(live);
-    CoreResult part = want;
-    part.rows = live;
-    part.latent.resize(size_t(live * c.heads() * kLatent));
-    part.lse.resize(size_t(live * c.heads()));
-    expect_agreement(device.run(live), part);
-  }
+  expect_live_rows_agree(c, kKernel);
 }
 
 TEST_P(ManyHeads, PagesBetweenOtherLayersPages) {
@@ -120,59 +98,22 @@ TEST_P(ManyHeads, PhysicalRowsUpTo31Bits) {
 
 // ---- values ----
 
-// Every byte a key can have but NaN: all codes, all scale codes, subnormal ones too.
 TEST_P(ManyHeads, EveryCode) {
   CoreCase c({.format = GetParam(), .heads = 24, .valid = {40, 2048}, .query_magnitude = 1e-2});
-  c.for_selected([&](std::byte* row) {
-    for (int i = 0; i < row_bytes(GetParam()); ++i) {
-      if (GetParam() == KvFormat::kFp8DsMla && i >= kLatent) break;
-      uint8_t code = uint8_t(c.random()());
-      const bool nibbles = GetParam() == KvFormat::kNvfp4DsMla && i < KvNvfp4DsMla::kPeAt;
-      if (!nibbles && (code & 0x7F) == 0x7F) code ^= 1;
-      if (GetParam() == KvFormat::kNvfp4DsMla && i >= KvNvfp4DsMla::kScalesAt) code &= 0x7F;
-      row[i] = std::byte(code);
-    }
-  });
+  write_every_code(c);
   expect_device_agrees(c, kKernel);
 }
 
-// Keys and queries are small integers, so that logits of 1e4 are exact and spec 9's bound of the lse can be kept.
 TEST_P(ManyHeads, LargeLogits) {
   CoreCase c({.format = GetParam(), .heads = 24, .valid = {2, 300, 2048}});
-  c.model.config.softmax_scale = 0.6;
-  c.model.q_scale = c.model.k_scale = 1;
-  const auto small_integer = [&] { return float(int(c.random()() % 9) - 4); };
-  c.for_selected([&](std::byte* row) {
-    float latent[kLatent];
-    BFloat16 pe[kPe];
-    for (float& x : latent) x = 4 * small_integer();
-    for (BFloat16& x : pe) x = to_bf16(4 * small_integer());
-    encode_kv(GetParam(), latent, pe, 1.0f, row);
-  });
-  for (int b = 0; b < c.rows(); ++b) {
-    for (int head = 0; head < c.heads(); ++head) {
-      for (int i = 0; i < kQueryRow; ++i) {
-        const float value = 8 * small_integer();
-        if (c.query().element == 1) {
-          c.query().e4m3(b, head)[i] = to_e4m3(value);
-        } else {
-          c.query().bf16(b, head)[i] = to_bf16(value);
-        }
-      }
-    }
-  }
+  make_logits_large(c);
   expect_device_agrees(c, kKernel);
 }
 
-// A single key, so p = 1: the latent is the dequantized value itself.
 TEST_P(ManyHeads, OneKeyIsExact) {
   CoreCase c({.format = GetParam(), .heads = 24, .valid = {1}});
   c.model.k_scale = 1;
-  const CoreResult got = DeviceCore(c, kKernel).run();
-  for (int i = 0; i < kLatent; ++i) {
-    const float want = with_layout(GetParam(), [&](auto layout) { return layout.value(c.row(c.selected(0)[0]), i); });
-    ASSERT_EQ(to_float(got.latent[size_t(i)]), to_float(to_bf16(want))) << i;  // of either sign where it is 0
-  }
+  expect_one_key_exact(c, kKernel);
 }
 
 // BF16 queries that FP16 cannot hold: each head has a magnitude of its own, and outliers.
@@ -198,68 +139,17 @@ TEST(ManyHeadsQuery, BeyondHalfPrecision) {
 
 // ---- scales of fp8_ds_mla ----
 
-TEST(ManyHeadsScales, PowersOfTwo) {
-  for (const int exponent : {-110, -14, 0, 1, 20, 58, 100}) {
-    SCOPED_TRACE(exponent);
-    CoreCase c({.heads = 24, .valid = {1, 33, 700, 2048}, .query_magnitude = std::ldexp(0.01, -exponent)});
-    set_scales(c, [&] { return std::ldexp(1.0f, exponent + int(c.random()() % 3)); });
-    expect_device_agrees(c, kKernel);
-  }
-}
+TEST(ManyHeadsScales, PowersOfTwo) { expect_powers_of_two_agree(24, kKernel); }
 
-TEST(ManyHeadsScales, OneKeyIsExactAtAnyScale) {
-  for (const int exponent : {-117, -14, 0, 58, 118, 119, 120, 126}) {
-    SCOPED_TRACE(exponent);
-    CoreCase c({.heads = 24, .valid = {1}, .query_magnitude = 0});
-    set_scales(c, [&] { return std::ldexp(1.0f, exponent); });
-    const std::byte* row = c.row(c.selected(0)[0]);
-    const CoreResult got = DeviceCore(c, kKernel).run();
-    for (int i = 0; i < kLatent; ++i) ASSERT_EQ(to_float(got.latent[size_t(i)]), KvFp8DsMla::value(row, i)) << i;
-  }
-}
+TEST(ManyHeadsScales, OneKeyIsExactAtAnyScale) { expect_one_key_exact_at_any_scale(24, kKernel); }
 
-TEST(ManyHeadsScales, AnyFinitePositiveScale) {
-  for (const float magnitude : {0x1p-14f, 1.0f, 0x1p40f, 0x1p118f}) {
-    SCOPED_TRACE(magnitude);
-    CoreCase c({.heads = 24, .valid = {1, 33, 255, 2048}, .query_magnitude = 1 / double(magnitude)});
-    set_scales(c, [&] { return magnitude * (1.0f + float(c.random()() % 100000) / 100000.0f) / 448.0f; });
-    expect_device_agrees(c, kKernel);
-  }
-}
+TEST(ManyHeadsScales, AnyFinitePositiveScale) { expect_any_scale_agrees(24, kKernel); }
 
-// Scales of a row's keys that lie up to 2^100 apart, and keys of huge scale that no head attends to.
-TEST(ManyHeadsScales, FarApart) {
-  for (const int spread : {6, 20, 50}) {
-    SCOPED_TRACE(spread);
-    CoreCase c({.heads = 24, .valid = {2, 300, 2048}, .query_magnitude = 0});  // p is the same for all keys
-    set_scales(c, [&] { return std::ldexp(1.5f, int(c.random()() % uint64_t(2 * spread + 1)) - spread); });
-    expect_device_agrees(c, kKernel);
-  }
-  CoreCase c({.heads = 24, .valid = {300, 2048}});
-  for (int b = 0; b < c.rows(); ++b) {
-    for (int head = 0; head < c.heads(); ++head) c.set_query(b, head, 0, -1);  // against code 0x7E below
-  }
-  int nth = 0;
-  c.for_selected([&](std::byte* row) {
-    if (nth++ % 53 != 17) return;
-    row[0] = std::byte(0x7E);
-    for (int i = 1; i < kLatent; ++i)
-      row[i] = std::byte(uint8_t(row[i]) & 0x81);  // all but element 0 is next to nothing
-    const float huge = 0x1p60f;
-    for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
-      std::memcpy(row + KvFp8DsMla::kScalesAt + tile * int(sizeof(float)), &huge, sizeof(huge));
-    }
-  });
-  expect_device_agrees(c, kKernel);
-}
+TEST(ManyHeadsScales, FarApart) { expect_scales_far_apart_agree(24, kKernel); }
 
-// The largest scale times the smallest code is finite in FP32 and must be here.
 TEST(ManyHeadsScales, LargestScale) {
   CoreCase c({.heads = 24, .valid = {1, 2}, .query_magnitude = 0});
-  set_scales(c, [] { return 0x1.fffffep127f; });
-  c.for_selected([&](std::byte* row) {
-    for (int i = 0; i < kLatent; ++i) row[i] = std::byte(i % 2 == 0 ? 0x01 : 0x81);
-  });
+  set_largest_scale(c);
   expect_device_agrees(c, kKernel);
 }
 
@@ -267,37 +157,7 @@ TEST(ManyHeadsScales, LargestScale) {
 
 TEST_P(ManyHeads, NanAndInfinityStayInTheirRow) {
   CoreCase c({.format = GetParam(), .heads = 28, .valid = {300, 300, 40, 2048}});
-  const CoreResult want = DeviceCore(c, kKernel).run();
-  // Rows 0 and 1: head 5 of the query. Row 2: a key of its own.
-  constexpr int kHead = 5;
-  c.set_query(0, kHead, 77, float_of(0x7FFFFFFFu));
-  if (c.query().element == 2) c.set_query(1, kHead, 3, HUGE_VALF);
-  int32_t own = 0;
-  while (c.selects(0, own) || c.selects(1, own) || c.selects(3, own)) ++own;
-  c.selected(2)[17] = own;
-  c.encode_random(own);
-  // A latent's code, or a scale.
-  c.row(own)[GetParam() == KvFormat::kNvfp4DsMla ? KvNvfp4DsMla::kRowBytes - 1 : 3] = std::byte(0xFF);
-  const CoreResult got = DeviceCore(c, kKernel).run();
-  for (int b = 0; b < c.rows(); ++b) {
-    for (int head = 0; head < c.heads(); ++head) {
-      const bool harmed = (b == 0 && head == kHead) || (b == 1 && head == kHead && c.query().element == 2) || b == 2;
-      const size_t at = size_t(b * c.heads() + head);
-      SCOPED_TRACE(place_in(got, at * kLatent));
-      int finite = 0, changed = 0;
-      for (size_t i = at * kLatent; i < (at + 1) * kLatent; ++i) {
-        finite += std::isfinite(to_float(got.latent[i]));
-        changed += got.latent[i].bits != want.latent[i].bits;
-      }
-      if (harmed) {
-        EXPECT_TRUE(std::isnan(got.lse[at]));
-        EXPECT_EQ(finite, 0);
-      } else {
-        EXPECT_EQ(bits_of(got.lse[at]), bits_of(want.lse[at]));
-        EXPECT_EQ(changed, 0);
-      }
-    }
-  }
+  expect_broken_values_stay(c, kKernel);
 }
 
 // ---- time ----
