@@ -464,4 +464,66 @@ std::string first_difference(const std::vector<T>& a, const std::vector<T>& b, i
   return a.size() == b.size() ? "none" : "sizes differ";
 }
 
+// ---- decoding: keys of every code ----
+
+/// One request of `keys` [tokens, row bytes] whose score is value `place` of the key, times its scale: relu(x) -
+/// relu(-x).
+inline IndexerCase value_case(IndexFormat format, int place, int topk, const std::vector<std::byte>& keys) {
+  constexpr uint8_t kOne = 0x38;
+  IndexerCase c({.format = format, .heads = 8, .topk = topk, .lengths = {}});
+  c.options.lengths = {int(keys.size()) / row_bytes(format)};
+  c.queries.assign(8 * kIndexDim, 0);
+  c.queries[size_t(place)] = kOne;
+  c.queries[size_t(kIndexDim + place)] = kOne | 0x80;
+  c.weights.assign(8, 0.0f);
+  c.weights[0] = 1.0f;
+  c.weights[1] = -1.0f;
+  c.keys = {keys};
+  return c;
+}
+
+/// 256 keys of scale 1/4: key `code` has that code at `place`, among normal ones.
+inline std::vector<std::byte> keys_of_e4m3_codes(int place) {
+  std::vector<std::byte> keys(256 * IndexFp8::kRowBytes, std::byte(0x40));
+  for (int code = 0; code < 256; ++code) {
+    std::byte* key = keys.data() + code * IndexFp8::kRowBytes;
+    const float scale = 0.25f;
+    key[place] = std::byte(code);
+    std::memcpy(key + IndexFp8::kValueBytes, &scale, sizeof(scale));
+  }
+  return keys;
+}
+
+/// 1024 keys: every scale with a quarter of the codes at `place`; four places cover all codes.
+inline std::vector<std::byte> keys_of_e2m1_codes(int place) {
+  std::vector<std::byte> keys;
+  for (int scale = 0; scale < 256; ++scale) {
+    for (int code = place % 4; code < 16; code += 4) {
+      std::vector<std::byte> key(IndexMxfp4::kValueBytes, std::byte(0x22));
+      key[size_t(place / 2)] = std::byte(place % 2 == 0 ? code | 0x20 : code << 4 | 2);
+      key.resize(IndexMxfp4::kRowBytes, std::byte(127));
+      key[size_t(IndexMxfp4::kValueBytes + place / IndexMxfp4::kBlock)] = std::byte(scale);
+      keys.insert(keys.end(), key.begin(), key.end());
+    }
+  }
+  return keys;
+}
+
+/// Whether the scores' keys are those of `keys_of_e2m1_codes`. At the ends of the range, far outside the contract,
+/// values may be saturated or flushed; but a number stays a number.
+inline testing::AssertionResult decodes_e2m1_codes(const std::vector<uint32_t>& got, int place) {
+  for (int i = 0; i < 1024; ++i) {
+    const int scale = i / 4, code = i % 4 * 4 + place % 4;
+    const float value = e2m1_to_float(uint8_t(code)) * ue8m0_to_float(uint8_t(scale));
+    const uint32_t key = got[size_t(i)];
+    const bool in_range = scale >= 2 && scale <= 252;
+    const bool right = scale == 255 ? key == kNanScoreKey : in_range ? key == score_key(value) : key != kNanScoreKey;
+    if (!right) {
+      return testing::AssertionFailure() << "code " << code << ", scale " << scale << " at " << place << ": score "
+                                         << score_of_key(key) << ", must be " << value;
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
 }  // namespace dsacore::test

@@ -124,22 +124,6 @@ TEST_P(EveryFormat, AddressesEveryLayout) {
 
 // ---- decoding ----
 
-/// One request of `keys` [tokens, row bytes] whose score is value `place` of the key, times its scale: relu(x) -
-/// relu(-x).
-IndexerCase value_case(IndexFormat format, int place, const std::vector<std::byte>& keys) {
-  constexpr uint8_t kOne = 0x38;
-  IndexerCase c({.format = format, .heads = 8, .topk = 2048, .lengths = {}});
-  c.options.lengths = {int(keys.size()) / row_bytes(format)};
-  c.queries.assign(8 * kIndexDim, 0);
-  c.queries[size_t(place)] = kOne;
-  c.queries[size_t(kIndexDim + place)] = kOne | 0x80;
-  c.weights.assign(8, 0.0f);
-  c.weights[0] = 1.0f;
-  c.weights[1] = -1.0f;
-  c.keys = {keys};
-  return c;
-}
-
 /// Keys of the first tokens, as rank 0 of 8 holds them all in a context of 8 times as many.
 std::vector<uint32_t> keys_of_all(const Backend& backend, IndexerCase c) {
   const int tokens = c.options.lengths[0];
@@ -158,21 +142,14 @@ std::vector<uint32_t> keys_of_all(const Backend& backend, IndexerCase c) {
 
 TEST(Indexer, DecodesEveryE4m3Code) {
   for (int place = 0; place < kIndexDim; ++place) {
-    // Each code once among normal ones, so that nothing but itself makes it an exception.
-    std::vector<std::byte> keys(256 * IndexFp8::kRowBytes, std::byte(0x40));
-    for (int code = 0; code < 256; ++code) {
-      std::byte* key = keys.data() + code * IndexFp8::kRowBytes;
-      const float scale = 0.25f;
-      key[place] = std::byte(code);
-      std::memcpy(key + IndexFp8::kValueBytes, &scale, sizeof(scale));
-    }
+    const std::vector<std::byte> keys = keys_of_e4m3_codes(place);
     // Two tokens are decoded at a time: an odd one out must not depend on its neighbour, so those are put apart.
     std::vector<std::byte> apart(2 * keys.size(), std::byte(0x40));
     for (int code = 0; code < 256; ++code) {
       std::memcpy(apart.data() + 2 * code * IndexFp8::kRowBytes, keys.data() + code * IndexFp8::kRowBytes,
                   IndexFp8::kRowBytes);
     }
-    const IndexerCase c = value_case(IndexFormat::kFp8, place, apart);
+    const IndexerCase c = value_case(IndexFormat::kFp8, place, 2048, apart);
     for (const std::string_view target : tested_targets()) {
       const std::vector<uint32_t> got = keys_of_all(*cpu_backend(target), c);
       for (int code = 0; code < 256; ++code) {
@@ -185,32 +162,9 @@ TEST(Indexer, DecodesEveryE4m3Code) {
 
 TEST(Indexer, DecodesEveryE2m1CodeWithEveryScale) {
   for (int place = 0; place < kIndexDim; ++place) {
-    std::vector<std::byte> keys;
-    for (int scale = 0; scale < 256; ++scale) {
-      for (int code = place % 4; code < 16; code += 4) {  // four places cover all codes
-        std::vector<std::byte> key(IndexMxfp4::kValueBytes, std::byte(0x22));
-        key[size_t(place / 2)] = std::byte(place % 2 == 0 ? code | 0x20 : code << 4 | 2);
-        key.resize(IndexMxfp4::kRowBytes, std::byte(127));
-        key[size_t(IndexMxfp4::kValueBytes + place / IndexMxfp4::kBlock)] = std::byte(scale);
-        keys.insert(keys.end(), key.begin(), key.end());
-      }
-    }
-    const IndexerCase c = value_case(IndexFormat::kMxfp4, place, keys);
+    const IndexerCase c = value_case(IndexFormat::kMxfp4, place, 2048, keys_of_e2m1_codes(place));
     for (const std::string_view target : tested_targets()) {
-      const std::vector<uint32_t> got = keys_of_all(*cpu_backend(target), c);
-      for (int i = 0; i < 1024; ++i) {
-        const int scale = i / 4, code = i % 4 * 4 + place % 4;
-        const float value = e2m1_to_float(uint8_t(code)) * ue8m0_to_float(uint8_t(scale));
-        const uint32_t key = got[size_t(i)];
-        // At the ends of the range, far outside the contract, values may be saturated or flushed; but a number stays a
-        // number.
-        const bool in_range = scale >= 2 && scale <= 252;
-        ASSERT_TRUE(scale == 255 ? key == kNanScoreKey
-                    : in_range   ? key == score_key(value)
-                                 : key != kNanScoreKey)
-            << target << ", code " << code << ", scale " << scale << " at " << place << ": score " << score_of_key(key)
-            << ", must be " << value;
-      }
+      ASSERT_TRUE(decodes_e2m1_codes(keys_of_all(*cpu_backend(target), c), place)) << target;
     }
   }
 }
