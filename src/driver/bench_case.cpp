@@ -16,16 +16,6 @@ constexpr int kWarmReplays = 20;
 /// Runs before the first timed one: each layer at least twice.
 int warmup_runs(int layers) { return 2 * layers + 1; }
 
-PrepareOptions prepare_options(const Inputs& host, const RunOptions& run) {
-  PrepareOptions options;
-  options.batches = {{host.step.batch, host.step.projected.stride(0)}};
-  options.queries = {host.step.q};
-  options.max_context = std::max<int64_t>(1, longest_context(host.step));
-  options.cache_pages = host.index.pages;
-  options.overlap = run.overlap;
-  return options;
-}
-
 /// A layer over inputs of its own, ready to run.
 struct PreparedCase {
   std::unique_ptr<Case> made;            ///< on the host
@@ -40,7 +30,7 @@ PreparedCase prepare_on_host(Context& context, CaseOptions shape, int number, co
   PreparedCase c;
   c.made = std::make_unique<Case>(make_case(shape));
   const Inputs inputs = inputs_of(*c.made);
-  c.layer = std::make_unique<PreparedLayer>(context, inputs.config, inputs.weights, prepare_options(inputs, run));
+  c.layer = std::make_unique<PreparedLayer>(context, inputs.config, inputs.weights, prepare_options_of(inputs, run));
   c.layer->prepare_cache(inputs.kv, inputs.index);
   const int64_t width = int64_t(inputs.sizes.heads) * kValue;
   c.out.resize(size_t(inputs.step.batch * width));
@@ -53,7 +43,7 @@ PreparedCase prepare_on_device(Context& context, const Inputs& host, const RunOp
   PreparedCase c;
   c.placed = std::make_unique<PlacedInputs>(host, context.impl().memory());
   const Inputs& inputs = c.placed->inputs();
-  c.layer = std::make_unique<PreparedLayer>(context, inputs.config, inputs.weights, prepare_options(host, run));
+  c.layer = std::make_unique<PreparedLayer>(context, inputs.config, inputs.weights, prepare_options_of(host, run));
   c.layer->prepare_cache(inputs.kv, inputs.index);
   c.step = inputs.step;
   return c;
@@ -192,13 +182,7 @@ double BenchStage::percentile(double share) const {
 int bench_runs(const BenchOptions& options) { return warmup_runs(std::max(1, options.layers)) + options.repeat; }
 
 BenchPoint bench_case(const BenchOptions& options, const Peaks& peaks) {
-  ContextOptions context_options;
-  context_options.backend = options.run.backend;
-  context_options.device = options.run.device;
-  context_options.threads = options.run.threads;
-  context_options.cpu_target = options.run.cpu_target;
-  context_options.tables_file = options.run.tables_file;
-  Context context(context_options);
+  Context context(context_options_of(options.run));
   Device* device = context.impl().device.get();
   return device != nullptr ? bench_on_device(context, *device, options, peaks) : bench_on_host(context, options, peaks);
 }

@@ -22,37 +22,38 @@ int64_t out_bytes(const Inputs& inputs) {
   return int64_t(inputs.step.batch) * inputs.sizes.heads * kValue * int64_t(sizeof(BFloat16));
 }
 
+/// Calls `visit(tensor, name)` for every weight and tensor of a step but the caches and `out`.
+template <class Visit>
+void for_each_tensor(LayerWeights& w, Step& s, Visit visit) {
+  visit(w.q_a_layernorm, "q_a_layernorm.weight");
+  visit(w.kv_a_layernorm, "kv_a_layernorm.weight");
+  visit(w.q_b_proj, "q_b_proj.weight");
+  visit(w.kv_b_proj, "kv_b_proj.weight");
+  visit(w.wq_b, "indexer.wq_b.weight");
+  visit(w.k_norm_weight, "indexer.k_norm.weight");
+  visit(w.k_norm_bias, "indexer.k_norm.bias");
+  visit(s.projected, "projected");
+  visit(s.slots, "slots");
+  visit(s.index_slots, "index_slots");
+  visit(s.block_table, "block_table");
+  visit(s.index_block_table, "index_block_table");
+  visit(s.seq_lens, "seq_lens");
+}
+
 }  // namespace
 
 int64_t placed_bytes(const Inputs& inputs) {
-  const LayerWeights& w = inputs.weights;
-  const Step& s = inputs.step;
+  LayerWeights weights = inputs.weights;
+  Step step = inputs.step;
   int64_t bytes = cache_bytes(inputs.kv) + cache_bytes(inputs.index) + out_bytes(inputs);
-  for (const TensorRef* t :
-       {&w.q_a_layernorm, &w.kv_a_layernorm, &w.q_b_proj, &w.kv_b_proj, &w.wq_b, &w.k_norm_weight, &w.k_norm_bias}) {
-    bytes += bytes_of(*t);
-  }
-  return bytes + bytes_of(s.projected) + bytes_of(s.slots) + bytes_of(s.index_slots) + bytes_of(s.block_table) +
-         bytes_of(s.index_block_table) + bytes_of(s.seq_lens);
+  for_each_tensor(weights, step, [&](const auto& tensor, const char*) { bytes += bytes_of(tensor); });
+  return bytes;
 }
 
 PlacedInputs::PlacedInputs(const Inputs& host, Memory& memory) : memory_(memory), placed_(host) {
   memory.require_free(placed_bytes(host), "inputs");
-  LayerWeights& w = placed_.weights;
-  w.q_a_layernorm = place(w.q_a_layernorm, "q_a_layernorm.weight");
-  w.kv_a_layernorm = place(w.kv_a_layernorm, "kv_a_layernorm.weight");
-  w.q_b_proj = place(w.q_b_proj, "q_b_proj.weight");
-  w.kv_b_proj = place(w.kv_b_proj, "kv_b_proj.weight");
-  w.wq_b = place(w.wq_b, "indexer.wq_b.weight");
-  w.k_norm_weight = place(w.k_norm_weight, "indexer.k_norm.weight");
-  w.k_norm_bias = place(w.k_norm_bias, "indexer.k_norm.bias");
   Step& s = placed_.step;
-  s.projected = place(s.projected, "projected");
-  s.slots = place(s.slots, "slots");
-  s.index_slots = place(s.index_slots, "index_slots");
-  s.block_table = place(s.block_table, "block_table");
-  s.index_block_table = place(s.index_block_table, "index_block_table");
-  s.seq_lens = place(s.seq_lens, "seq_lens");
+  for_each_tensor(placed_.weights, s, [&](auto& tensor, const char* what) { tensor = place(tensor, what); });
   placed_.kv.data = const_cast<std::byte*>(place(host.kv.data, cache_bytes(host.kv), "kv_cache"));
   placed_.index.data = const_cast<std::byte*>(place(host.index.data, cache_bytes(host.index), "index_cache"));
   blocks_.emplace_back(memory_, out_bytes(host), "out");

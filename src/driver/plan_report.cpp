@@ -117,12 +117,7 @@ void add_stages(PlanReport& report, const Backend& backend, const ShapeKey& key,
 }  // namespace
 
 PlanReport plan_report(const ProblemShape& shape, const RunOptions& options) {
-  ContextOptions context_options;
-  context_options.backend = options.backend;
-  context_options.device = options.device;
-  context_options.cpu_target = options.cpu_target;
-  context_options.threads = options.threads;
-  context_options.tables_file = options.tables_file;
+  ContextOptions context_options = context_options_of(options);
   if (shape.ranks > 1) context_options.threads = std::max(1, Context(context_options).threads() / shape.ranks);
   Context context(context_options);
   const Context::Impl& impl = context.impl();

@@ -51,16 +51,6 @@ StageDump dump_of(const StageViews& views, bool one_rank, const Memory& memory) 
   return dump;
 }
 
-ContextOptions context_options(const RunOptions& options, int threads) {
-  ContextOptions context;
-  context.backend = options.backend;
-  context.device = options.device;
-  context.threads = threads;
-  context.cpu_target = options.cpu_target;
-  context.tables_file = options.tables_file;
-  return context;
-}
-
 /// Inputs where the context's layers take them from: on the host as they are, on a device a copy.
 class RunInputs {
  public:
@@ -96,17 +86,12 @@ class RunInputs {
 /// Prepares and runs one rank (or the only one, `box` null).
 RunResult run_rank(const Inputs& host, const RunOptions& options, int threads, Box* box) {
   const Clock::time_point start = Clock::now();
-  Context context(context_options(options, threads));
+  ContextOptions context_options = context_options_of(options);
+  context_options.threads = threads;
+  Context context(context_options);
   RunInputs placed(host, context);
   const Inputs& inputs = placed.inputs();
-  PrepareOptions prepare;
-  prepare.batches = {{inputs.step.batch, inputs.step.projected.stride(0)}};
-  prepare.queries = {inputs.step.q};
-  prepare.max_context = std::max<int64_t>(1, longest_context(host.step));
-  // A page may belong to several requests, so the pages bound the context of each.
-  prepare.cache_pages = inputs.index.pages;
-  prepare.overlap = options.overlap;
-  prepare.check_inputs = options.check_inputs;
+  PrepareOptions prepare = prepare_options_of(host, options);
   prepare.box = box;
   PreparedLayer layer(context, inputs.config, inputs.weights, prepare);
   layer.prepare_cache(inputs.kv, inputs.index);
@@ -193,7 +178,7 @@ RunResult gather(std::vector<RunResult>& ranks, int64_t rows) {
 
 RunResult run_ranks(const Inputs& inputs, const RunOptions& options) {
   const int size = options.dcp;
-  const int threads = std::max(1, Context(context_options(options, options.threads)).threads() / size);
+  const int threads = std::max(1, Context(context_options_of(options)).threads() / size);
   const std::vector<std::shared_ptr<Transport>> transports = make_thread_transports(size);
   std::vector<RunResult> results(static_cast<size_t>(size));
   std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
@@ -224,6 +209,28 @@ RunResult run_ranks(const Inputs& inputs, const RunOptions& options) {
 }
 
 }  // namespace
+
+ContextOptions context_options_of(const RunOptions& options) {
+  ContextOptions context;
+  context.backend = options.backend;
+  context.device = options.device;
+  context.threads = options.threads;
+  context.cpu_target = options.cpu_target;
+  context.tables_file = options.tables_file;
+  return context;
+}
+
+PrepareOptions prepare_options_of(const Inputs& host, const RunOptions& options) {
+  PrepareOptions prepare;
+  prepare.batches = {{host.step.batch, host.step.projected.stride(0)}};
+  prepare.queries = {host.step.q};
+  prepare.max_context = std::max<int64_t>(1, longest_context(host.step));
+  // A page may belong to several requests, so the pages bound the context of each.
+  prepare.cache_pages = host.index.pages;
+  prepare.overlap = options.overlap;
+  prepare.check_inputs = options.check_inputs;
+  return prepare;
+}
 
 RunResult run_case(const Inputs& inputs, const RunOptions& options) {
   check_run(inputs, options);

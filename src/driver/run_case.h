@@ -66,6 +66,11 @@ struct RunResult {
   RunReport report;
 };
 
+/// The context that options ask for.
+ContextOptions context_options_of(const RunOptions& options);
+/// How to prepare for the shape of inputs in host memory; one rank.
+PrepareOptions prepare_options_of(const Inputs& host, const RunOptions& options);
+
 /// Throws `Exception`: what prepare refuses and what the step's Status says. Of several ranks' errors the one that is
 /// no consequence of another's.
 RunResult run_case(const Inputs& inputs, const RunOptions& options);

@@ -19,23 +19,26 @@ namespace {
 
 cudaStream_t stream_of(Queue queue) { return static_cast<cudaStream_t>(queue.stream); }
 
+/// Makes a device current and returns which one was.
+int make_current(int ordinal) {
+  int previous = ordinal;
+  check(cudaGetDevice(&previous), "cudaGetDevice");
+  if (previous != ordinal) check(cudaSetDevice(ordinal), "cudaSetDevice");
+  return previous;
+}
+
 /// Makes a device current as long as it lives.
 class Current {
  public:
-  explicit Current(int ordinal) : previous_(ordinal) {
-    check(cudaGetDevice(&previous_), "cudaGetDevice");
-    if (previous_ != ordinal) check(cudaSetDevice(ordinal), "cudaSetDevice");
-    changed_ = previous_ != ordinal;
-  }
+  explicit Current(int ordinal) : ordinal_(ordinal), previous_(make_current(ordinal)) {}
   ~Current() {
-    if (changed_) cudaSetDevice(previous_);
+    if (previous_ != ordinal_) cudaSetDevice(previous_);
   }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
 
  private:
-  int previous_;
-  bool changed_ = false;
+  int ordinal_, previous_;
 };
 
 /// Owns a stream, an event or a graph of the device that was current when it was made.
@@ -175,12 +178,7 @@ class CudaDevice final : public Device {
 
   Memory& memory() override { return memory_; }
 
-  int enter() override {
-    int previous = ordinal_;
-    check(cudaGetDevice(&previous), "cudaGetDevice");
-    if (previous != ordinal_) check(cudaSetDevice(ordinal_), "cudaSetDevice");
-    return previous;
-  }
+  int enter() override { return make_current(ordinal_); }
   void leave(int previous) noexcept override {
     if (previous != ordinal_) cudaSetDevice(previous);
   }
