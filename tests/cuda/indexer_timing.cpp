@@ -4,6 +4,7 @@
 #include <random>
 
 #include "cuda/indexer_device.h"
+#include "cuda/timing.h"
 
 namespace dsacore::test {
 namespace {
@@ -179,38 +180,6 @@ class TimedCase {
   std::unique_ptr<DeviceBuffer> cache_, table_, query_, weight_, length_, tokens_, physical_, valid_, scratch_;
 };
 
-/// Microseconds a launch, the median of graph replays.
-template <class Enqueue>
-double time_graph(int launches, Enqueue&& enqueue) {
-  cudaStream_t stream;
-  cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < launches; ++i) enqueue(i, Queue{stream});
-  cudaGraph_t graph;
-  cuda::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  cudaGraphExec_t replay;
-  cuda::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin), "cudaEventCreate");
-  cuda::check(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<float> times;
-  for (int i = 0; i < 12; ++i) {
-    cuda::check(cudaGraphLaunch(replay, stream),
-                "cudaGraphLaunch");  // keeps the device busy until the timed one is enqueued
-    cuda::check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-    cuda::check(cudaEventRecord(end, stream), "cudaEventRecord");
-    cuda::check(cudaEventSynchronize(end), "cudaEventSynchronize");
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-    if (i >= 2) times.push_back(ms * 1000 / float(launches));
-  }
-  cudaEventDestroy(begin), cudaEventDestroy(end), cudaGraphExecDestroy(replay), cudaGraphDestroy(graph),
-      cudaStreamDestroy(stream);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 void time_shape(const TimedShape& shape) {
   TimedCase timed(shape);
   const Kernel<IndexerArgs>& fused = cuda::indexer_kernels()[0];
@@ -221,10 +190,10 @@ void time_shape(const TimedShape& shape) {
     there.queue = queue;
     return there;
   };
-  const double whole = time_graph(timed.launches, [&](int i, Queue queue) { fused.run(timed.args(i), in(queue)); });
+  const double whole = graph_us(timed.launches, [&](int i, Queue queue) { fused.run(timed.args(i), in(queue)); });
   timed.check(timed.launches - 1);
   const cuda::IndexerScratch parts(timed.scratch(), timed.args(0).index_query.extent(0));
-  const double scores = time_graph(
+  const double scores = graph_us(
       timed.launches, [&](int i, Queue queue) { cuda::enqueue_scores(timed.args(i), parts, true, in(queue)); });
   timed.clear_scratch();
   printf(

@@ -122,43 +122,34 @@ void run_stage_by_stage(const Case& c) {
 
 class CudaShapes : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(CudaShapes, AgreesWithTheCpuStageByStage) {
-  const CaseOptions& o = GetParam().options;
+/// A run on the device agrees with one on the host, stage by stage.
+void expect_agreement(const CaseOptions& o, BackendKind host) {
   const Case before = make_case(o), first = make_case(o), second = make_case(o);
-  ASSERT_NO_THROW(run_stage_by_stage(before));
   RunOptions options;
   options.dump = true;
+  options.backend = host;
   const RunResult expected = run_case(inputs_of(first), options);
   options.backend = BackendKind::kCuda;
   const RunResult got = run_case(inputs_of(second), options);
+  const Backend& judge = host == BackendKind::kReference ? reference_backend() : *cpu_backend(expected.report.target);
   CompareOptions compare_options;
   compare_options.topk_tolerance = kCudaTopkTolerance;
   compare_options.threads = expected.report.threads;
-  for (const AgreementLine& line : compare(inputs_of(before), *cpu_backend(expected.report.target), expected.outputs,
-                                           got.outputs, compare_options)) {
+  for (const AgreementLine& line : compare(inputs_of(before), judge, expected.outputs, got.outputs, compare_options)) {
     EXPECT_TRUE(line.ok) << line.tensor << ": " << line.figure << ", allowed " << line.bound;
   }
+}
+
+TEST_P(CudaShapes, AgreesWithTheCpuStageByStage) {
+  const Case c = make_case(GetParam().options);
+  ASSERT_NO_THROW(run_stage_by_stage(c));
+  expect_agreement(GetParam().options, BackendKind::kCpu);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaShapes, ::testing::ValuesIn(shapes()),
                          [](const auto& shape) { return shape.param.name; });
 
-TEST(CudaLayer, AgreesWithTheReference) {
-  const Case before = make_case(small()), first = make_case(small()), second = make_case(small());
-  RunOptions options;
-  options.dump = true;
-  options.backend = BackendKind::kReference;
-  const RunResult expected = run_case(inputs_of(first), options);
-  options.backend = BackendKind::kCuda;
-  const RunResult got = run_case(inputs_of(second), options);
-  CompareOptions compare_options;
-  compare_options.topk_tolerance = kCudaTopkTolerance;
-  compare_options.threads = expected.report.threads;
-  for (const AgreementLine& line :
-       compare(inputs_of(before), reference_backend(), expected.outputs, got.outputs, compare_options)) {
-    EXPECT_TRUE(line.ok) << line.tensor << ": " << line.figure << ", allowed " << line.bound;
-  }
-}
+TEST(CudaLayer, AgreesWithTheReference) { expect_agreement(small(), BackendKind::kReference); }
 
 TEST(CudaLayer, TheOutputHasTheSameBitsWithAndWithoutADump) {
   const Case first = make_case(small()), second = make_case(small());
@@ -182,7 +173,7 @@ int replays() {
 
 /// What a step's tensors hold; variants of one case differ in contents and lengths and have the same shapes.
 struct Contents {
-  std::vector<std::byte> projected, slots, index_slots, block_table, seq_lens;
+  std::vector<std::byte> projected, seq_lens;
 };
 
 template <class T, int Rank>
@@ -218,9 +209,6 @@ struct ChainLayer {
       }
       Contents contents;
       contents.projected = bytes_of(c.step.projected);
-      contents.slots = bytes_of(made.step.slots);
-      contents.index_slots = bytes_of(made.step.index_slots);
-      contents.block_table = bytes_of(made.step.block_table);
       contents.seq_lens = bytes_of(View<const int32_t, 1>(lengths.data(), int64_t(lengths.size())));
       variants.push_back(std::move(contents));
     }

@@ -8,6 +8,7 @@
 
 #include "cpu/agreement.h"
 #include "cuda/device_stages.h"
+#include "cuda/timing.h"
 
 namespace dsacore::test {
 namespace {
@@ -204,7 +205,7 @@ TEST(Query, KernelFollowsPreparedRowsAndHeads) {
 
 /// Microseconds of one run inside a graph of many, each with weights of its own so that L2 holds none of them.
 double time_of(const Case& c, std::string_view kernel) {
-  constexpr int kRuns = 24, kReplays = 9;
+  constexpr int kRuns = 24;
   DeviceRunner device(c);
   const LayerModel& m = device.model();
   const int64_t w_qb_bytes = m.w_qb.size() * 2, kv_b_bytes = m.kv_b.size() * 2;
@@ -220,38 +221,12 @@ double time_of(const Case& c, std::string_view kernel) {
     model.kv_b = View<const BFloat16, 3>(copy_of(m.kv_b.data(), kv_b_bytes), m.kv_b.extent(0), m.kv_b.extent(1),
                                          m.kv_b.extent(2));
   }
-  cudaStream_t stream;
-  cuda::check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  device.run(cuda::query_kernels(), device.query_args(), kernel, {stream});
-  cudaGraph_t graph;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < kRuns; ++i) {
+  device.run(cuda::query_kernels(), device.query_args(), kernel);  // prepares it
+  return graph_us(kRuns, [&](int i, Queue queue) {
     QueryArgs args = device.query_args();
     args.model = &models[size_t(i % copies)];
-    device.run(cuda::query_kernels(), args, kernel, {stream});
-  }
-  cuda::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  cudaGraphExec_t executable;
-  cuda::check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin), "cudaEventCreate");
-  cuda::check(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<float> times;
-  for (int i = 0; i < kReplays; ++i) {
-    cuda::check(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");  // the clock's and the queue's warm-up
-    cuda::check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    cuda::check(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-    cuda::check(cudaEventRecord(end, stream), "cudaEventRecord");
-    cuda::check(cudaEventSynchronize(end), "cudaEventSynchronize");
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-    times.push_back(ms * 1e3f / kRuns);
-  }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  std::sort(times.begin(), times.end());
-  return double(times[times.size() / 2]);
+    device.run(cuda::query_kernels(), args, kernel, queue);
+  });
 }
 
 TEST(QueryTimes, AgainstTheBytesOfTheWeights) {

@@ -6,6 +6,7 @@
 
 #include "cpu/sparse_core_contents.h"
 #include "cuda/device_stages.h"
+#include "cuda/timing.h"
 
 namespace dsacore::test {
 
@@ -259,7 +260,7 @@ class CoreTimer {
     cuda::check(cudaMemset(scratch.data(), 0, size_t(scratch.bytes())), "cudaMemset");
     if (kernel.prepare != nullptr) kernel.prepare(shape);
     const KvCache kv{pool_.data(), format, cache_rows / 64, 64, 64, row_bytes(format)};
-    return graph_microseconds(sets, [&](int set, cudaStream_t stream) {
+    return graph_us(sets, [&](int set, Queue queue) {
       const auto* set_ids = reinterpret_cast<const int32_t*>(device_ids.data()) + int64_t(set) * rows * topk;
       kernel.run({.model = &model,
                   .query = {query.data(), heads, has_fp8_query(format) ? 1 : 2},
@@ -268,7 +269,7 @@ class CoreTimer {
                   .kv = kv,
                   .latent = View<BFloat16, 3>(reinterpret_cast<BFloat16*>(latent.data()), rows, heads, kLatent),
                   .lse = View<float, 2>(reinterpret_cast<float*>(lse.data()), rows, heads)},
-                 {{scratch.data(), size_t(scratch.bytes())}, nullptr, nullptr, {.stream = stream}});
+                 {{scratch.data(), size_t(scratch.bytes())}, nullptr, nullptr, queue});
     });
   }
 
@@ -282,41 +283,6 @@ class CoreTimer {
 
  private:
   static constexpr int64_t kPoolBytes = int64_t(8) << 30;
-
-  template <class Enqueue>
-  static double graph_microseconds(int count, const Enqueue& enqueue) {
-    cudaStream_t stream;
-    cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    for (int i = 0; i < count; ++i) enqueue(i, stream);
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    cuda::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    cuda::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    cudaEvent_t begin, end;
-    cuda::check(cudaEventCreate(&begin), "cudaEventCreate");
-    cuda::check(cudaEventCreate(&end), "cudaEventCreate");
-    constexpr int kReplays = 3, kRepeats = 9;
-    for (int i = 0; i < kReplays; ++i) cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-    std::vector<double> times;
-    for (int i = 0; i < kRepeats; ++i) {
-      cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");  // hides the launch of the next
-      cuda::check(cudaEventRecord(begin, stream), "cudaEventRecord");
-      for (int k = 0; k < kReplays; ++k) cuda::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-      cuda::check(cudaEventRecord(end, stream), "cudaEventRecord");
-      cuda::check(cudaEventSynchronize(end), "cudaEventSynchronize");
-      float milliseconds = 0;
-      cuda::check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-      times.push_back(double(milliseconds) * 1e3 / (kReplays * count));
-    }
-    std::sort(times.begin(), times.end());
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
-    return times[times.size() / 2];
-  }
 
   DeviceBuffer pool_;
 };
