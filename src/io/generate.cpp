@@ -16,6 +16,7 @@
 #include "io/case_keys.h"
 #include "io/case_options.h"
 #include "io/case_rows.h"
+#include "memory/aligned_bytes.h"
 
 namespace dsacore {
 namespace {
@@ -28,6 +29,7 @@ T* allocate(Case& made, int64_t n) {
   const int64_t bytes = std::max<int64_t>(n, 1) * int64_t(sizeof(T));
   try {
     made.storage.push_back(std::make_unique_for_overwrite<std::byte[]>(size_t(bytes)));
+    advise_huge_pages(made.storage.back().get(), bytes);
   } catch (const std::bad_alloc&) {
     throw Exception(
         {ErrorCode::kNoMemory, "case", fmt::format("{} bytes", bytes), "must fit the memory; lower --context"});

@@ -9,9 +9,15 @@
 namespace dsacore {
 namespace {
 
-constexpr int64_t kHugePage = int64_t(2) << 20;
+constexpr uintptr_t kHugePage = uintptr_t(2) << 20;
 
 }  // namespace
+
+void advise_huge_pages(void* data, int64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data), end = begin + uintptr_t(bytes);
+  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage, last = end / kHugePage * kHugePage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
 
 AlignedBytes::AlignedBytes(int64_t bytes, std::string_view what) : size_(bytes) {
   if (bytes == 0) return;
@@ -20,7 +26,7 @@ AlignedBytes::AlignedBytes(int64_t bytes, std::string_view what) : size_(bytes) 
     throw Exception(
         {ErrorCode::kNoMemory, std::string(what), std::to_string(bytes) + " bytes", "the system refused them"});
   }
-  if (bytes >= kHugePage) madvise(p, size_t(bytes), MADV_HUGEPAGE);  // advice: a refusal changes nothing but speed
+  advise_huge_pages(p, bytes);
   data_ = static_cast<std::byte*>(p);
 }
 
