@@ -2,13 +2,17 @@
 """Runs dsacore over the oracle's cases and over generated ones at full size; tests/oracle/check.py judges every output.
 
 Options of the generated cases form a pairwise design: every two values of two different options meet in a case at least once.
-Each case runs on the reference and the cpu backend, and with --dcp D wherever D divides the heads.
+Each case runs on the reference and the cpu backend, and with --dcp D wherever D divides the heads; the parts for a GPU run the
+cuda backend.
 
-    python ci/oracle.py --part ci       # a share that takes at most 5 minutes on 2 cores
-    python ci/oracle.py --part full     # everything; the log is kept in bench/results
-    python ci/oracle.py --part big      # an MLA cache above 4 GiB, and 1M tokens: 18 GiB of memory, alone on the machine
+    python ci/oracle.py --part ci         # a share that takes at most 5 minutes on 2 cores
+    python ci/oracle.py --part full       # everything; the log is kept in bench/results
+    python ci/oracle.py --part big        # an MLA cache above 4 GiB, and 1M tokens: 18 GiB of memory, alone on the machine
+    python ci/oracle.py --part cuda --binary dsacore --jobs 12       # on a machine with a GPU; --gpus N spreads over several
+    python ci/oracle.py --part cuda-big --binary dsacore --jobs 3    # and physical rows above 2^24: 60 GiB of memory
 """
 import argparse
+import concurrent.futures
 import itertools
 import os
 import pathlib
@@ -30,6 +34,7 @@ OPTIONS = {
     "adversarial": ["", "--adversarial"],
     "rows": ["", "--slots mixed --pad-requests 1", "--slots negative --k-norm bf16 --no-k-bias"],
 }
+CUDA_OPTIONS = {**OPTIONS, "heads": ["6", "12", "24", "48", "96"], "context": ["1", "1-64", "1-2100", "1-32768", "1-131072"]}
 
 
 def pairwise(options):
@@ -53,53 +58,79 @@ def pairwise(options):
 
 
 class Runner:
-    def __init__(self, binary, work):
-        self.binary, self.work, self.failed, self.done = binary, work, 0, 0
+    """Makes and judges cases, `jobs` of them at once, each in a folder of its own."""
 
-    def command(self, *args):
-        return subprocess.run([str(a) for a in args], capture_output=True, text=True)
+    def __init__(self, binary, work, jobs=1, gpus=1):
+        self.binary, self.work, self.gpus, self.failed, self.done, self.waiting = binary, work, gpus, 0, 0, []
+        self.pool = concurrent.futures.ThreadPoolExecutor(jobs)
+        # Beside each other, each keeps to itself.
+        self.environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", DSACORE_THREADS="2") if jobs > 1 else dict(os.environ)
 
-    def judge(self, name, layer, step, backend, dcp):
+    def command(self, number, *args):
+        environment = dict(self.environment, CUDA_VISIBLE_DEVICES=str(number % self.gpus)) if self.gpus > 1 else self.environment
+        return subprocess.run([str(a) for a in args], capture_output=True, text=True, env=environment)
+
+    def judge(self, number, work, name, layer, step, backend, dcp=1):
         extra = ("--dcp", str(dcp), "--interleave", "3" if dcp == 4 else "1", "--partial", "proj" if dcp == 2 else "bf16") if dcp > 1 else ()
-        out = self.work / "out.safetensors"
+        out = work / "out.safetensors"
         started = time.monotonic()
-        run = self.command(self.binary, "run", "--layer", layer, "--step", step, "--out", out, "--dump", "all", "--backend", backend, *extra)
+        run = self.command(number, self.binary, "run", "--layer", layer, "--step", step, "--out", out, "--dump", "all", "--backend", backend,
+                           *extra)
         ran = time.monotonic() - started
         if run.returncode == 0:
-            check = self.command(sys.executable, ORACLE / "check.py", out, "--layer", layer, "--step", step, *extra)
+            check = self.command(number, sys.executable, ORACLE / "check.py", out, "--layer", layer, "--step", step, *extra)
             text, ok = check.stdout + check.stderr, check.returncode == 0
         else:
             text, ok = run.stdout + run.stderr, False
-        self.done += 1
-        self.failed += not ok
-        print(f"{'PASS' if ok else 'FAIL'} {name} {backend} {' '.join(extra)} (run {ran:.1f} s, all {time.monotonic() - started:.1f} s)",
-              flush=True)
-        if not ok:
-            print(text, flush=True)
         out.unlink(missing_ok=True)
+        verdict = f"{'PASS' if ok else 'FAIL'} {name} {backend} {' '.join(extra)} (run {ran:.1f} s, all {time.monotonic() - started:.1f} s)"
+        print(verdict if ok else f"{verdict}\n{text}", flush=True)
+        return ok
 
-    def everywhere(self, name, layer, step, heads, ranks=(2, 4, 8), backends=("reference", "cpu")):
-        for backend in backends:
-            self.judge(name, layer, step, backend, 1)
-            for d in ranks:
-                if heads % d == 0:
-                    self.judge(name, layer, step, backend, d)
+    def run(self, number, name, files, make, ways):
+        """One case, which lies in `files` or is made by make_case.py from the arguments `make`, in all `ways`: (backend, D)."""
+        with tempfile.TemporaryDirectory(dir=self.work) as folder:
+            work = pathlib.Path(folder)
+            if files is None:
+                made = self.command(number, sys.executable, ORACLE / "make_case.py", "--out", work, *make)
+                if made.returncode != 0:
+                    print(f"FAIL make_case.py {' '.join(make)}\n{made.stderr}", flush=True)
+                    return [False] * len(ways)
+                files = (work / "layer.safetensors", work / "step.safetensors")
+            return [self.judge(number, work, name, *files, *way) for way in ways]
 
-    def generate(self, *args):
-        case = self.work / "case"
-        shutil.rmtree(case, ignore_errors=True)
-        made = self.command(sys.executable, ORACLE / "make_case.py", "--out", case, *args)
-        if made.returncode != 0:
-            raise SystemExit(f"make_case.py {' '.join(args)}: {made.stderr}")
-        return case / "layer.safetensors", case / "step.safetensors"
+    def add(self, name, ways, files=None, make=()):
+        self.waiting.append(self.pool.submit(self.run, len(self.waiting), name, files, make, ways))
+
+    def finish(self):
+        for case in self.waiting:
+            passed = case.result()
+            self.done += len(passed)
+            self.failed += passed.count(False)
+        self.waiting.clear()
 
 
-def small_cases(runner):
+def ways_of(backends, heads, ranks=(2, 4, 8)):
+    """Every backend alone, and where it can with each number of ranks that divides the heads."""
+    return [(b, d) for b in backends for d in (1, *ranks) if d == 1 or (heads % d == 0 and b != "cuda")]
+
+
+def small_cases(runner, backends):
     for folder in sorted((ORACLE / "cases").iterdir()):
         if folder.is_dir():
-            runner.everywhere(folder.name, folder / "layer.safetensors", folder / "step.safetensors", 2, ranks=(2,))
+            runner.add(folder.name, ways_of(backends, 2, (2,)), (folder / "layer.safetensors", folder / "step.safetensors"))
     text = ROOT / "examples" / "text"
-    runner.everywhere("text", text / "layer.safetensors", text / "step.safetensors", 4, ranks=(2, 4))
+    runner.add("text", ways_of(backends, 4, (2, 4)), (text / "layer.safetensors", text / "step.safetensors"))
+
+
+def big_cases(runner, backends):
+    def add(name, ranks, arguments):
+        runner.add(name, ways_of(backends, 12, ranks), make=arguments.split())
+
+    add("cache above 4 GiB", (), "--seed 5 --heads 12 --batch 2 --context 3000,70 --spare-pages 103000")
+    add("1M tokens", (2,), "--seed 6 --heads 12 --batch 1 --context 1048576")
+    if "cuda" in backends:
+        add("rows above 2^24", (), "--seed 7 --heads 12 --batch 2 --context 3000,70 --kv-format nvfp4_ds_mla --spare-pages 263000")
 
 
 def arguments(row, seed):
@@ -111,35 +142,34 @@ def arguments(row, seed):
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--part", choices=("ci", "full", "big"), default="ci")
+    ap.add_argument("--part", choices=("ci", "full", "big", "cuda", "cuda-big"), default="ci")
     ap.add_argument("--binary", default=str(ROOT / "build" / "cpu" / "cli" / "dsacore"))
+    ap.add_argument("--jobs", type=int, default=1, help="cases at once")
+    ap.add_argument("--gpus", type=int, default=1, help="cuda parts: the cases go to them in turn")
     ap.add_argument("--seconds", type=float, default=240, help="ci: start no further case after this long")
     a = ap.parse_args()
     started = time.monotonic()
+    backends = ("cuda",) if a.part.startswith("cuda") else ("reference", "cpu")
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as work:
-        runner = Runner(a.binary, pathlib.Path(work))
-        if a.part == "big":
-            args = "--seed 5 --heads 12 --batch 2 --context 3000,70 --spare-pages 103000".split()
-            runner.everywhere("cache above 4 GiB", *runner.generate(*args), 12, ranks=())
-            args = "--seed 6 --heads 12 --batch 1 --context 1048576".split()
-            runner.everywhere("1M tokens", *runner.generate(*args), 12, ranks=(2,))
+        runner = Runner(a.binary, work, a.jobs, a.gpus)
+        if a.part.endswith("big"):
+            big_cases(runner, backends)
         else:
-            small_cases(runner)
-            rows = pairwise(OPTIONS)
+            small_cases(runner, backends)
+            rows = pairwise(CUDA_OPTIONS if a.part == "cuda" else OPTIONS)
             print(f"{len(rows)} generated cases cover every pair of values", flush=True)
             for seed, row in enumerate(rows):
-                if a.part == "ci" and time.monotonic() - started > a.seconds:
-                    print(f"the first {seed} of {len(rows)} generated cases; `--part full` runs all")
-                    break
-                args = arguments(row, seed)
-                # In CI each generated case runs on one backend and one D, in turn.
-                files = runner.generate(*args)
-                name = " ".join(args)
-                if a.part == "full":
-                    runner.everywhere(name, *files, int(row["heads"]))
-                else:
+                make = arguments(row, seed)
+                ways = ways_of(backends, int(row["heads"]))
+                if a.part == "ci":  # each on one backend and one D, in turn
+                    runner.finish()
+                    if time.monotonic() - started > a.seconds:
+                        print(f"the first {seed} of {len(rows)} generated cases; `--part full` runs all")
+                        break
                     d = (1, 2, 4, 8)[seed % 4]
-                    runner.judge(name, *files, "cpu" if seed % 3 else "reference", d if int(row["heads"]) % d == 0 else 1)
+                    ways = [("cpu" if seed % 3 else "reference", d if int(row["heads"]) % d == 0 else 1)]
+                runner.add(" ".join(make), ways, make=make)
+        runner.finish()
     print(f"oracle: {runner.done - runner.failed} passed, {runner.failed} failed in {time.monotonic() - started:.0f} s")
     return 1 if runner.failed or not runner.done else 0
 
