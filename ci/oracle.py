@@ -78,7 +78,8 @@ class Runner:
                            *extra)
         ran = time.monotonic() - started
         if run.returncode == 0:
-            check = self.command(number, sys.executable, ORACLE / "check.py", out, "--layer", layer, "--step", step, *extra)
+            check = self.command(number, sys.executable, ORACLE / "check.py", out, "--layer", layer, "--step", step,
+                                 "--backend", "cuda" if backend == "cuda" else "cpu", *extra)
             text, ok = check.stdout + check.stderr, check.returncode == 0
         else:
             text, ok = run.stdout + run.stderr, False
