@@ -6,6 +6,21 @@
 #include "threads/team.h"
 
 namespace dsacore {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void add_busy(std::vector<BusySpan>& spans, Clock::time_point begin) {
+  constexpr std::chrono::microseconds kApart(1);
+  const Clock::time_point end = Clock::now();
+  if (!spans.empty() && begin - spans.back().end < kApart) {
+    spans.back().end = end;
+  } else {
+    spans.push_back({begin, end});
+  }
+}
+
+}  // namespace
 
 Threads::Threads(int count) : count_(std::max(count, 1)) {
   if (count_ == 1) return;
@@ -30,7 +45,9 @@ void Threads::together(FunctionRef<void()> work) {
 
 void Threads::for_each(int64_t tasks, FunctionRef<void(int64_t task, int worker)> body) {
   const auto run = [&](int64_t task, int worker) {
+    const Clock::time_point begin = busy_ != nullptr ? Clock::now() : Clock::time_point();
     body(task, worker);
+    if (busy_ != nullptr) add_busy((*busy_)[size_t(worker)], begin);
     if (progress_ != nullptr) progress_(progress_context_);
   };
   if (count_ == 1 || tasks <= 1) {

@@ -2,10 +2,12 @@
 // DSACORE_THREAD_TEAM is on (the tsan preset: a distribution's oneTBB is not instrumented).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace dsacore {
 
@@ -29,6 +31,11 @@ class FunctionRef<R(Args...)> {
 };
 
 class Crew;  // crew.h
+
+/// Tasks that a worker ran one after the other, on the steady clock.
+struct BusySpan {
+  std::chrono::steady_clock::time_point begin, end;
+};
 
 class Threads {
  public:
@@ -56,6 +63,10 @@ class Threads {
     progress_context_ = context;
   }
 
+  /// From now on adds to `log`, of count() lists, when each worker was busy with tasks (null: stop). Tasks less than a
+  /// microsecond apart are one span.
+  void log_busy(std::vector<std::vector<BusySpan>>* log) { busy_ = log; }
+
   struct Team;  // team.h
 
  private:
@@ -65,6 +76,7 @@ class Threads {
   int leader_ = kNoLeader;  ///< worker number of the thread inside `together`
   void (*progress_)(void*) = nullptr;
   void* progress_context_ = nullptr;
+  std::vector<std::vector<BusySpan>>* busy_ = nullptr;
   std::unique_ptr<Crew> crew_;
   std::unique_ptr<Team> team_;
 };

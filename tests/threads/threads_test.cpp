@@ -203,6 +203,39 @@ TEST_P(ThreadsOf, ObjectsOfDifferentCallersRunAtOnce) {
   }
 }
 
+TEST_P(ThreadsOf, LogWhenEachWorkerWasBusy) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kTasks = 20;
+  constexpr std::chrono::microseconds kTask(200);
+  Threads threads(GetParam());
+  std::vector<std::vector<BusySpan>> busy(static_cast<size_t>(threads.count()));
+  const auto wait = [&](int64_t, int) {
+    for (const Clock::time_point end = Clock::now() + kTask; Clock::now() < end;) {
+    }
+  };
+  threads.log_busy(&busy);
+  const Clock::time_point begin = Clock::now();
+  threads.for_each(kTasks, wait);
+  const Clock::time_point end = Clock::now();
+  threads.log_busy(nullptr);
+  threads.for_each(kTasks, wait);
+  Clock::duration all{};
+  for (const std::vector<BusySpan>& spans : busy) {
+    Clock::time_point last = begin;
+    for (const BusySpan& span : spans) {
+      EXPECT_GE(span.begin, last);
+      EXPECT_GE(span.end, span.begin);
+      last = span.end;
+      all += span.end - span.begin;
+    }
+    EXPECT_LE(last, end);
+  }
+  EXPECT_GE(all, kTasks * kTask);
+  if (GetParam() == 1) {
+    EXPECT_LT(busy[0].size(), size_t(kTasks)) << "one span for tasks without a pause between them";
+  }
+}
+
 TEST_P(ThreadsOf, CallsDoNotAllocate) {
   Threads threads(GetParam());
   const auto call = [&] { threads.for_each(100, [](int64_t, int) { std::this_thread::yield(); }); };
