@@ -14,7 +14,7 @@ ALLOWED = {
     "src/plan": {"dsacore", "stages", "threads", "memory", "plan"},
     "src/backends/reference": {"dsacore", "format", "stages", "plan/registry.h", "threads", "backends/reference"},
     "src/backends/cpu": {"dsacore", "format", "stages", "plan/registry.h", "threads", "backends/cpu", "hwy"},
-    "src/backends/cuda": {"dsacore", "format", "stages", "plan/registry.h", "plan/device.h", "memory", "threads", "backends/cuda"},
+    "src/backends/cuda": {"dsacore", "format", "stages", "plan/registry.h", "plan/device.h", "plan/tracer.h", "memory", "threads", "backends/cuda"},
     "src/transport": {"dsacore", "format/mailbox.h", "memory", "transport"},
     "src/layer": {"dsacore", "format", "stages", "plan", "threads", "memory", "transport", "layer", "commit.h"},
     "src/io": {"dsacore", "format", "memory", "io"},
@@ -24,7 +24,7 @@ ALLOWED = {
 }
 OWN = ("dsacore/", "format/", "stages/", "threads/", "plan/", "memory/", "backends/", "transport/", "layer/", "io/", "driver/", "cli/")
 HIGHWAY_ONLY_IN = "src/backends/cpu"
-CUDA = re.compile(r"^cuda|^cub/|^thrust/|^cute/|^cutlass/")
+CUDA = re.compile(r"^cuda|^cupti|^cub/|^thrust/|^cute/|^cutlass/")
 
 
 def folder_of(path):

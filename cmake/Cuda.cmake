@@ -5,6 +5,13 @@ if(NOT CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" OR CMAKE_CUDA_COMPILER_VERSION V
   message(FATAL_ERROR "The CUDA backend needs nvcc 13.0 or later; found ${CMAKE_CUDA_COMPILER_ID} ${CMAKE_CUDA_COMPILER_VERSION}.")
 endif()
 find_package(CUDAToolkit REQUIRED)
+# Of CUPTI only the headers: its library is loaded when a trace is asked for.
+find_path(DSACORE_CUPTI_INCLUDE_DIR cupti.h
+  HINTS ${CUDAToolkit_INCLUDE_DIRS} ${CUDAToolkit_TARGET_DIR}/extras/CUPTI/include ${CUDAToolkit_LIBRARY_ROOT}/extras/CUPTI/include)
+if(NOT DSACORE_CUPTI_INCLUDE_DIR)
+  message(FATAL_ERROR "The CUDA backend needs the toolkit's cupti.h (package cuda-cupti-dev); looked in ${CUDAToolkit_INCLUDE_DIRS} "
+                      "and extras/CUPTI/include.")
+endif()
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
 # CMake 3.25 does not know how nvcc 13 is told C++20, nor the architecture-specific target.

@@ -1,6 +1,7 @@
 // Context and PreparedLayer: prepare once, bind the caches, run every step (layer.md 1).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -96,10 +97,11 @@ struct StageViews {
   View<const float, 2> lse;            ///< [B, heads] natural log
 };
 
-/// Seconds that the stages of one run took, in the order they ran.
+/// When the stages of one run began and the seconds that they took, in the order they ran.
 struct StageTime {
   const char* stage;
   double seconds;
+  std::chrono::steady_clock::time_point begin;
 };
 
 /// A DSA layer, prepared.

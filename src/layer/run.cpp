@@ -59,17 +59,19 @@ struct PreparedLayer::Impl::RunState {
   View<float, 2> lse;
   View<const BFloat16, 2> gate;
   std::vector<StageTime>* times;
+  Device* device;
 
   /// Runs a kernel and notes its time; on a device, enqueues it.
   template <class Args>
   void run(StageId stage, const Kernel<Args>* kernel, const Args& args) {
     const KernelScratch& scratch = shape.scratch[static_cast<size_t>(stage)];
     workspace.scratch = {scratch.block->data(), size_t(scratch.bytes)};
+    if (device != nullptr) device->announce(workspace.queue, name_of(stage));
     const auto start = std::chrono::steady_clock::now();
     kernel->run(args, workspace);
     if (times != nullptr && times->size() < times->capacity()) {
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-      times->push_back({name_of(stage).data(), spent.count()});
+      times->push_back({name_of(stage).data(), spent.count(), start});
     }
   }
 };
@@ -137,7 +139,8 @@ PreparedLayer::Impl::RunState PreparedLayer::Impl::begin(const Step& step, const
           .latent = view_of<BFloat16>(buffers.latent, all, sizes.heads, kLatent).first(rows),
           .lse = view_of<float>(buffers.lse, all, sizes.heads).first(rows),
           .gate = part_of(step.projected, sizes.gate_at(), int64_t(sizes.heads) * kValue),
-          .times = context.device == nullptr ? times : nullptr};
+          .times = context.device == nullptr ? times : nullptr,
+          .device = context.device.get()};
 }
 
 InputCheckArgs PreparedLayer::Impl::input_check(const Step& step, const PreparedShape* shape) const {
@@ -163,6 +166,7 @@ Step PreparedLayer::Impl::checked(const Step& step, const PreparedShape& shape, 
   args.checked = {view_of<int64_t>(buffers.checked_slots, step.slots.extent(0)),
                   view_of<int64_t>(buffers.checked_index_slots, step.slots.extent(0)),
                   view_of<int32_t>(buffers.checked_lengths, step.seq_lens.extent(0))};
+  context.device->announce(queue, "check_inputs");
   context.backend->check_inputs(args, {{}, &context.threads, context.backend->target_data, queue});
   Step passed = step;
   passed.slots = args.checked.slots;
@@ -320,6 +324,7 @@ void PreparedLayer::Impl::finish_empty_rows(const RunState& s) {
   const int64_t topk = model().config.topk;
   if (context.backend->pad != nullptr) {  // its value kernels write zeros where a length is 0
     if (s.rows == all) return;
+    context.device->announce(s.workspace.queue, "pad");
     context.backend->pad(
         {s.rows, view_of<int32_t>(buffers.topk_tokens, all, topk), view_of<int32_t>(buffers.topk_rows, all, topk),
          view_of<int32_t>(buffers.valid, all), view_of<BFloat16>(buffers.latent, all, sizes.heads, kLatent),

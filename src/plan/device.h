@@ -3,10 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "dsacore/queue.h"
 #include "memory/memory.h"
+#include "plan/tracer.h"
 #include "threads/threads.h"
 
 namespace dsacore {
@@ -47,6 +50,12 @@ class Device {
   virtual void wait(Queue queue) = 0;
   /// Records what `enqueue` puts on the queue it is given.
   virtual std::unique_ptr<Recording> record(FunctionRef<void(Queue)> enqueue) = 0;
+
+  /// Says what is enqueued next, to the tracer where there is one; `stage` lives as long as the program.
+  virtual void announce(Queue queue, std::string_view stage) noexcept = 0;
+  /// The device's tracer, one at a time. `library`: the file of the library that it needs, empty: searched for. Throws
+  /// `kDevice` naming what was looked for where it is not there.
+  virtual std::unique_ptr<Tracer> make_tracer(const std::string& library) = 0;
 
  protected:
   Device() = default;

@@ -174,6 +174,9 @@ TEST(Run, RecordsTheTimesOfItsStages) {
   ASSERT_EQ(times.size(), 5u);
   EXPECT_STREQ(times[0].stage, "query");
   EXPECT_STREQ(times[4].stage, "value");
+  for (size_t i = 1; i < times.size(); ++i) {
+    EXPECT_GE(times[i].begin, times[i - 1].begin + std::chrono::duration<double>(times[i - 1].seconds)) << i;
+  }
   layer.record_times(nullptr);
   ASSERT_TRUE(layer.run(step).ok());
   EXPECT_EQ(times.size(), 5u);

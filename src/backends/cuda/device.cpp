@@ -3,13 +3,16 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "backends/cuda/cupti.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/requirements.h"
+#include "backends/cuda/tracer.h"
 #include "dsacore/status.h"
 #include "plan/registry.h"
 
@@ -206,6 +209,13 @@ class CudaDevice final : public Device {
     return recording;
   }
 
+  void announce(Queue queue, std::string_view stage) noexcept override {
+    *announced_ = {stage, queue.stream != nullptr && queue.stream == side_.get()};
+  }
+  std::unique_ptr<Tracer> make_tracer(const std::string& library) override {
+    return std::make_unique<CuptiTracer>(load_cupti(cupti_places(library, std::getenv("CUDA_HOME"))), announced_);
+  }
+
  private:
   void open(Stream& stream) {
     if (stream.get() != nullptr) return;
@@ -217,6 +227,7 @@ class CudaDevice final : public Device {
   DeviceMemory memory_;
   Event order_;
   Stream side_, own_;
+  std::shared_ptr<Announcement> announced_ = std::make_shared<Announcement>();
 };
 
 Found find(int ordinal) {
