@@ -17,5 +17,6 @@ void add_generate(CLI::App& program, Chosen& chosen);
 void add_inspect(CLI::App& program, Chosen& chosen);
 void add_check(CLI::App& program, Chosen& chosen);
 void add_bench(CLI::App& program, Chosen& chosen);
+void add_trace(CLI::App& program, Chosen& chosen);
 
 }  // namespace dsacore::cli

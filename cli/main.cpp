@@ -80,6 +80,7 @@ int run_program(int argc, char** argv) {
   add_inspect(program, chosen);
   add_check(program, chosen);
   add_bench(program, chosen);
+  add_trace(program, chosen);
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -39,7 +39,8 @@ TEST_P(Help, EndsWithZeroAndFitsAPage) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Subcommands, Help, ::testing::Values("", "run", "generate", "inspect", "check", "bench"));
+INSTANTIATE_TEST_SUITE_P(Subcommands, Help,
+                         ::testing::Values("", "run", "generate", "inspect", "check", "bench", "trace"));
 
 TEST(Help, SaysRangesAndDefaults) {
   const Ran ran = run_program({"run", "--help"});
