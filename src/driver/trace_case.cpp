@@ -200,6 +200,7 @@ std::vector<double> seconds_of_replays(const std::vector<DeviceWork>& works) {
     span.end_ns = std::max(span.end_ns, work.end_ns);
   }
   std::vector<double> seconds;
+  seconds.reserve(spans.size());
   for (const Span& span : spans) seconds.push_back(seconds_of(span.end_ns - span.begin_ns));
   return seconds;
 }

@@ -16,7 +16,6 @@ struct DeviceWork {
   int layer = 0;           ///< as set when it was recorded
   bool side = false;       ///< recorded on the side queue
   int replay = 0;          ///< which one since `clear`, from 0
-  uint32_t stream = 0;     ///< number of the stream that the device chose for it
   int64_t begin_ns = 0, end_ns = 0;
 };
 

@@ -69,7 +69,8 @@ Cupti load_cupti(const std::vector<std::string>& places) {
   for (const std::string& place : places) {
     if (void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL); library != nullptr) return functions_of(library);
     const char* error = dlerror();
-    said += std::string(said.empty() ? "" : "; ") + (error != nullptr ? error : place.c_str());
+    if (!said.empty()) said += "; ";
+    said += error != nullptr ? error : place.c_str();
   }
   refuse("not found", "a trace needs the CUDA toolkit's libcupti.so." + std::to_string(kMajor) +
                           ", which --cupti FILE names; tried: " + said);

@@ -76,7 +76,6 @@ template <class Activity>
 void CuptiTracer::add(const Activity& activity, const char* name) {
   Record& record = records_.emplace_back();
   record.work.name = name;
-  record.work.stream = activity.streamId;
   record.work.begin_ns = int64_t(activity.start);
   record.work.end_ns = int64_t(activity.end);
   record.node = activity.graphNodeId;
