@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests a bundle (scripts/bundle.sh) on a machine with a GPU of compute capability 9.0; needs nothing else there but
-# compute-sanitizer. A part runs its share of every program's tests, then that of the small ones (ci/sanitizer/filters.txt)
-# under each sanitizer, side by side, and ends within 8 minutes.
+# compute-sanitizer and CUPTI, which the CUDA toolkit has. A part runs its share of every program's tests, then that of the
+# small ones (ci/sanitizer/filters.txt) under each sanitizer, side by side, and ends within 8 minutes.
 #   scripts/gpu-test.sh --bundle FILE [--part I/N] [--out DIR] [--no-sanitizers]
 #   scripts/gpu-test.sh --join DIR     puts the summaries of all parts together that were collected in DIR
 # DIR (gpu-test) gets summary.IofN.txt, a line a test: what became of it, the tool, the program, its name, milliseconds;
