@@ -2,7 +2,7 @@
 // FLOPs.
 #include <fmt/format.h>
 
-#include <charconv>
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,12 +18,21 @@
 namespace dsacore::cli {
 namespace {
 
+constexpr int kDisagree = 1;
+
 struct BenchCommand {
   BenchOptions options;
-  std::string context = "4096,16384,65536";
+  // Every combination is measured.
+  std::vector<KvFormat> kv_formats = {KvFormat::kFp8DsMla};
+  std::vector<IndexFormat> index_formats = {IndexFormat::kFp8};
+  std::vector<int> heads = {12}, queries = {1}, batches = {8};
+  std::vector<int64_t> contexts = {4096, 16384, 65536};
+  std::vector<std::string> overlaps;
   double bandwidth = 0;  // GB/s; 0: measured
   std::string plot;
   bool json = false;
+
+  std::vector<CaseOptions> shapes() const;
 };
 
 struct BenchResult {
@@ -31,20 +40,44 @@ struct BenchResult {
   bool measured_bandwidth = false;
   bool measured_flops = false;
   std::vector<BenchPoint> points;
+
+  bool agrees() const {
+    return std::all_of(points.begin(), points.end(), [](const BenchPoint& point) { return point.agrees(); });
+  }
 };
 
-/// The lengths of a list, as they are written in it.
-std::vector<std::string> lengths_of(const std::string& list) {
-  std::vector<std::string> lengths = CLI::detail::split(list, ',');
-  for (const std::string& text : lengths) {
-    int64_t length = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), length);
-    if (error != std::errc() || end != text.data() + text.size() || length < 1 || length > kMaxContext) {
-      throw Exception({ErrorCode::kRefused, "--context", list,
-                       fmt::format("allowed: lengths of 1..{} with commas between", kMaxContext)});
+/// Throws `kRefused` where a batch is no multiple of a q. Formats outermost: shapes in a row share what caches are
+/// filled from.
+std::vector<CaseOptions> BenchCommand::shapes() const {
+  std::vector<CaseOptions> shapes;
+  CaseOptions o = options.shape;
+  for (KvFormat kv : kv_formats) {
+    for (IndexFormat index : index_formats) {
+      for (int h : heads) {
+        for (int q : queries) {
+          for (int batch : batches) {
+            for (int64_t context : contexts) {
+              o.kv_format = kv, o.index_format = index, o.heads = h, o.q = q, o.batch = batch;
+              o.context = std::to_string(context);
+              if (batch % q == 0) {
+                shapes.push_back(o);
+                continue;
+              }
+              throw Exception({ErrorCode::kRefused, "--batch", std::to_string(batch),
+                               fmt::format("must be a multiple of --q {}", q)});
+            }
+          }
+        }
+      }
     }
   }
-  return lengths;
+  return shapes;
+}
+
+/// All of a shape but its context.
+std::string shape_text(const CaseOptions& o) {
+  return fmt::format("kv={},index={},B={},q={},H={},topk={},index_heads={},q_lora={}", name_of(o.kv_format),
+                     name_of(o.index_format), o.batch, o.q, o.heads, o.topk, o.index_heads, o.q_lora);
 }
 
 /// What floors are counted with.
@@ -69,15 +102,20 @@ void find_peaks(const BenchCommand& c, BenchResult& result) {
 }
 
 BenchResult measure(BenchCommand& c) {
-  const std::vector<std::string> contexts = lengths_of(c.context);
-  Progress progress("measuring the machine", int64_t(contexts.size()) * bench_runs(c.options));
+  const std::vector<CaseOptions> shapes = c.shapes();
+  const std::vector<std::string> overlaps = c.overlaps.empty() ? std::vector<std::string>{""} : c.overlaps;
+  Progress progress("measuring the machine", int64_t(shapes.size() * overlaps.size()) * bench_runs(c.options));
   BenchResult result;
   find_peaks(c, result);
   c.options.on_run = [&] { progress.advance(); };
-  for (const std::string& context : contexts) {
-    progress.set_what("context " + context);
-    c.options.shape.context = context;
-    result.points.push_back(bench_case(c.options, result.peaks));
+  CachePool pool;
+  for (const CaseOptions& shape : shapes) {
+    progress.set_what(shape_text(shape) + ",len=" + shape.context);
+    c.options.shape = shape;
+    BenchCase measured(c.options, pool);
+    for (const std::string& overlap : overlaps) {
+      result.points.push_back(measured.time({overlap, c.options.run.kernels}, result.peaks));
+    }
   }
   return result;
 }
@@ -91,12 +129,6 @@ std::string peaks_text(const BenchResult& result) {
   return text;
 }
 
-std::string shape_text(const BenchCommand& c) {
-  const CaseOptions& o = c.options.shape;
-  return fmt::format("kv={},index={},B={},q={},H={},topk={},index_heads={},q_lora={}", name_of(o.kv_format),
-                     name_of(o.index_format), o.batch, o.q, o.heads, o.topk, o.index_heads, o.q_lora);
-}
-
 std::string machine_text(const BenchCommand& c, const BenchResult& result) {
   const BenchPoint& point = result.points[0];
   return fmt::format("{} on {}, {} thread{}, {} layer{} in turn, {} runs", name_of(c.options.run.backend), point.target,
@@ -105,7 +137,8 @@ std::string machine_text(const BenchCommand& c, const BenchResult& result) {
 }
 
 void print_point(const BenchPoint& point, const Peaks& peaks) {
-  fmt::print("\n{}\n", styled(Style::kBold, "context " + point.context));
+  fmt::print("\n{}\n{}\n", styled(Style::kBold, shape_text(point.shape) + ",len=" + point.shape.context),
+             point.choices);
   Table table({{"stage", false},
                {"median", true},
                {"best", true},
@@ -124,6 +157,11 @@ void print_point(const BenchPoint& point, const Peaks& peaks) {
   for (const BenchStage& stage : point.stages) add(stage, floor_seconds(stage.work, peaks));
   add(point.layer, point.floor);
   fmt::print("{}", table.text());
+  for (const AgreementLine& line : point.verified) {
+    if (!line.ok)
+      fmt::print("{}: {}, allowed {}\n", styled(Style::kRed, "DIFFERS " + line.tensor), line.figure, line.bound);
+  }
+  if (!point.verified.empty() && point.agrees()) fmt::print("agrees with the cpu backend\n");
 }
 
 nlohmann::ordered_json stage_json(const BenchStage& stage, double floor) {
@@ -141,26 +179,39 @@ nlohmann::ordered_json stage_json(const BenchStage& stage, double floor) {
           {"floor_share", stage.median() > 0 ? floor / stage.median() : 0}};
 }
 
+nlohmann::ordered_json point_json(const BenchPoint& point, const Peaks& peaks) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (const BenchStage& stage : point.stages) stages.push_back(stage_json(stage, floor_seconds(stage.work, peaks)));
+  const CaseOptions& o = point.shape;
+  nlohmann::ordered_json out = {{"heads", o.heads},
+                                {"batch", o.batch},
+                                {"q", o.q},
+                                {"context", std::stoll(o.context)},
+                                {"kv_format", name_of(o.kv_format)},
+                                {"index_format", name_of(o.index_format)},
+                                {"overlap", name_of(point.overlap)},
+                                {"layers", point.layers},
+                                {"choices", point.choices},
+                                {"reserved_bytes", point.reserved_bytes},
+                                {"stages", stages},
+                                {"layer", stage_json(point.layer, point.floor)}};
+  if (!point.verified.empty()) out["agrees"] = point.agrees();
+  return out;
+}
+
 nlohmann::ordered_json result_json(const BenchCommand& c, const BenchResult& result) {
   nlohmann::ordered_json points = nlohmann::ordered_json::array();
-  for (const BenchPoint& point : result.points) {
-    nlohmann::ordered_json stages = nlohmann::ordered_json::array();
-    for (const BenchStage& stage : point.stages)
-      stages.push_back(stage_json(stage, floor_seconds(stage.work, result.peaks)));
-    points.push_back({{"context", point.context},
-                      {"choices", point.choices},
-                      {"reserved_bytes", point.reserved_bytes},
-                      {"stages", stages},
-                      {"layer", stage_json(point.layer, point.floor)}});
-  }
+  for (const BenchPoint& point : result.points) points.push_back(point_json(point, result.peaks));
   const BenchPoint& first = result.points[0];
   return {{"version", version()},
           {"commit", commit()},
-          {"shape", shape_text(c)},
           {"backend", name_of(c.options.run.backend)},
           {"target", first.target},
+          {"device", first.device},
           {"threads", first.threads},
-          {"layers", first.layers},
+          {"topk", first.shape.topk},
+          {"index_heads", first.shape.index_heads},
+          {"q_lora", first.shape.q_lora},
           {"repeat", c.options.repeat},
           {"bytes_per_second", result.peaks.bytes_per_second},
           {"bytes_per_second_measured", result.measured_bandwidth},
@@ -170,27 +221,35 @@ nlohmann::ordered_json result_json(const BenchCommand& c, const BenchResult& res
 
 void write_plot(const BenchCommand& c, const BenchResult& result) {
   std::ofstream out(c.plot, std::ios::binary);
-  out << bench_svg(
-      {shape_text(c), machine_text(c, result) + "; floors: " + peaks_text(result), result.points, result.peaks});
+  out << bench_svg({shape_text(result.points[0].shape), machine_text(c, result) + "; floors: " + peaks_text(result),
+                    result.points, result.peaks});
   out.close();
   if (!out) throw Exception({ErrorCode::kIo, "plot", c.plot, "cannot be written"});
 }
 
+/// The picture's axis is the context.
+void require_one_shape(const BenchCommand& c) {
+  if (c.plot.empty() || c.shapes().size() * std::max<size_t>(1, c.overlaps.size()) == c.contexts.size()) return;
+  throw Exception(
+      {ErrorCode::kRefused, "--plot", c.plot, "shows several contexts of one shape; a list is given elsewhere"});
+}
+
 int bench(BenchCommand& c) {
   require_built(c.options.run.backend);
+  require_one_shape(c);
   const BenchResult result = measure(c);
   if (!c.plot.empty()) write_plot(c, result);
   if (c.json) {
     fmt::print("{}\n", result_json(c, result).dump(2));
-    return 0;
+    return result.agrees() ? 0 : kDisagree;
   }
-  fmt::print("{}\n{}\nfloors: {}\n", shape_text(c), machine_text(c, result), peaks_text(result));
+  fmt::print("{}\nfloors: {}\n", machine_text(c, result), peaks_text(result));
   for (const BenchPoint& point : result.points) print_point(point, result.peaks);
   if (result.points[0].layers == 1)
     fmt::print(
         "\nOne layer: what fits the caches is read from them and may beat its floor; --layers rotates over several.\n");
   if (!c.plot.empty()) fmt::print("wrote {}\n", c.plot);
-  return 0;
+  return result.agrees() ? 0 : kDisagree;
 }
 
 }  // namespace
@@ -198,18 +257,29 @@ int bench(BenchCommand& c) {
 void add_bench(CLI::App& program, Chosen& chosen) {
   const auto c = std::make_shared<BenchCommand>();
   CLI::App& app = *program.add_subcommand("bench", "Time each stage and the whole layer over synthetic inputs");
-  CaseOptions& o = c->options.shape;
-  add_sizes(app, o);
-  add_text(app, "--context", c->context, "LIST",
-           "Lengths of the contexts, A,B,C of 1..1048576; all requests of a run have the same")
-      ->capture_default_str();
+  app.footer(
+      "Of options that take lists every combination is measured.\n"
+      "Exit status: 0 done, 1 a failed run or, with --verify, backends that disagree, 2 bad input.");
+  add_list(app, "--heads", c->heads, 1, kMaxHeads, "Attention heads H");
+  add_list(app, "--batch", c->batches, 1, kMaxRows, "Rows B");
+  add_list(app, "--q", c->queries, 1, kMaxQ, "Rows per request; must divide the rows");
+  add_list<int64_t>(app, "--context", c->contexts, 1, kMaxContext, "Lengths of the contexts, of all requests of a run");
+  add_named_list<KvFormat>(app, "--kv-format", c->kv_formats, kv_format_of, {"fp8_ds_mla", "fp8", "nvfp4_ds_mla"},
+                           "Formats of the MLA cache");
+  add_named_list<IndexFormat>(app, "--index-format", c->index_formats, index_format_of, {"fp8", "mxfp4"},
+                              "Formats of the index cache");
+  add_sizes(app, c->options.shape);
   add_backend(app, c->options.run.backend);
   add_machine(app, c->options.run);
+  app.add_option("--overlap", c->overlaps, std::string(kOverlapHelp) + "; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("TABLE");
+  add_kernels(app, c->options.run.kernels);
   add_number(app, "--repeat", c->options.repeat, 1, 100000, "Timed runs for each context");
   app.add_option(
          "--layers", c->options.layers,
-         "Layers that take turns, each with its own weights and caches (1..256; default: 1; cuda: 8, or 6 or 4 where "
-         "memory is short)")
+         "Layers that take turns, each with its own weights and caches (1..256; default: 1; cuda: 4 to 8, as many as "
+         "it takes to read six times the L2)")
       ->check(CLI::Range(1, 256).description(""))
       ->type_name("N");
   add_device(app, c->options.run);
@@ -217,6 +287,8 @@ void add_bench(CLI::App& program, Chosen& chosen) {
       ->check(CLI::Range(0.001, 1e6).description(""))
       ->type_name("X");
   add_text(app, "--plot", c->plot, "FILE", "SVG to write");
+  app.add_flag("--verify", c->options.verify,
+               "cuda: judge the first layer's step by the cpu backend before it is timed");
   app.add_flag("--json", c->json, "Print the measurements in JSON");
   app.callback([c, &chosen] { chosen.act = [c] { return bench(*c); }; });
 }

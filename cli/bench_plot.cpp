@@ -97,7 +97,7 @@ void draw_stacks(Svg& svg, const BenchPlot& plot) {
     draw_stack(svg, point, middle - bar - 2, bar, per_second, false, [](const BenchStage& s) { return s.median(); });
     draw_stack(svg, point, middle + 2, bar, per_second, true,
                [&](const BenchStage& s) { return floor_seconds(s.work, plot.peaks); });
-    svg.text(middle, kStacks.bottom + 22, point.context, {.size = 13.5, .anchor = "middle"});
+    svg.text(middle, kStacks.bottom + 22, point.shape.context, {.size = 13.5, .anchor = "middle"});
     svg.text(middle, kStacks.bottom + 40, seconds_text(point.layer.median()),
              {.size = 13.5, .anchor = "middle", .bold = true});
     svg.text(middle, kStacks.bottom + 57, fmt::format("floor {:.0f} %", 100 * point.floor / point.layer.median()),
@@ -114,7 +114,7 @@ std::string decade_text(int exponent) { return seconds_text(std::pow(10.0, expon
 std::vector<double> contexts_of(const BenchPlot& plot) {
   std::vector<double> contexts;
   contexts.reserve(plot.points.size());
-  for (const BenchPoint& point : plot.points) contexts.push_back(std::max(1.0, std::atof(point.context.c_str())));
+  for (const BenchPoint& point : plot.points) contexts.push_back(std::max(1.0, std::atof(point.shape.context.c_str())));
   return contexts;
 }
 

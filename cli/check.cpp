@@ -117,6 +117,7 @@ void add_check(CLI::App& program, Chosen& chosen) {
   add_text(app, "--against-target", c->against_target, "NAME",
            "Instruction set of a cpu backend that is judged by (default: the best)");
   add_machine(app, c->run);
+  add_plan(app, c->run);
   add_device(app, c->run);
   add_ranks(app, c->run, c->deadline_seconds);
   app.add_flag("--json", c->json, "Print the comparison in JSON");

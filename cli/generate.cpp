@@ -58,6 +58,7 @@ void add_generate(CLI::App& program, Chosen& chosen) {
   CaseOptions& o = c->options;
   add_text(app, "--out", c->out, "FOLDER", "Where layer.safetensors and step.safetensors go; made where it is missing")
       ->required();
+  add_shape(app, o);
   add_sizes(app, o);
   add_text(app, "--context", o.context, "LENGTHS",
            "seq_len of the requests: N, a list A,B,C (cycled), or LO-HI (log-uniform, both ends used)")

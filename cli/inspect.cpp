@@ -51,6 +51,7 @@ void add_inspect(CLI::App& program, Chosen& chosen) {
            "q_lora, e.g. kv=fp8_ds_mla,index=fp8,B=16,q=1,H=12,len=65536");
   add_backend(app, c->run.backend)->description("Backend of the plan");
   add_machine(app, c->run);
+  add_plan(app, c->run);
   add_named<PartialFormat>(app, "--partial", c->run.partial, partial_format_of, {"auto", "bf16", "proj"},
                            "Partial results of a plan with dcp above 1");
   add_text(

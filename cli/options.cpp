@@ -44,10 +44,16 @@ void add_machine(CLI::App& app, RunOptions& options) {
       ->type_name("N");
   add_text(app, "--tables", options.tables_file, "FILE",
            "Kernel and overlap tables (default: DSACORE_TABLES, else the built-in ones)");
-  add_text(app, "--overlap", options.overlap, "TABLE",
-           "Overlap mode, or modes by rows such as 1-4:front,5-64:fork (default: the tables'); modes: serial wait fork "
-           "front late "
-           "late_front. The CPU backends run all of them as serial and give the same bits");
+}
+
+void add_plan(CLI::App& app, RunOptions& options) {
+  add_text(app, "--overlap", options.overlap, "TABLE", kOverlapHelp);
+  add_kernels(app, options.kernels);
+}
+
+void add_kernels(CLI::App& app, std::string& kernels) {
+  add_text(app, "--kernels", kernels, "TABLES",
+           "Kernels of stages by rows, such as value=wide or query=1-8:fused;value=wide (default: the tables')");
 }
 
 void add_device(CLI::App& app, RunOptions& options) {
@@ -69,13 +75,16 @@ void add_case(CLI::App& app, std::string& layer, std::string& step) {
   add_text(app, "--step", step, "FILE", "Step file (safetensors); it is not changed")->required();
 }
 
-void add_sizes(CLI::App& app, CaseOptions& o) {
-  app.add_option("--seed", o.seed, "Same seed and options, same bytes")->type_name("N")->capture_default_str();
+void add_shape(CLI::App& app, CaseOptions& o) {
   add_number(app, "--heads", o.heads, 1, kMaxHeads, "Attention heads H");
   add_number(app, "--batch", o.batch, 1, kMaxRows, "Rows B, padded requests included");
   add_number(app, "--q", o.q, 1, kMaxQ, "Rows per request; must divide the rows");
   add_kv_format(app, o.kv_format);
   add_index_format(app, o.index_format);
+}
+
+void add_sizes(CLI::App& app, CaseOptions& o) {
+  app.add_option("--seed", o.seed, "Same seed and options, same bytes")->type_name("N")->capture_default_str();
   add_number(app, "--topk", o.topk, 1, kMaxTopk, "Keys that a row attends to");
   add_number(app, "--index-heads", o.index_heads, kMinIndexHeads, kMaxIndexHeads, "Index heads");
   add_number(app, "--q-lora", o.q_lora, kQLoraStep, kMaxQLora, "Width of q_c: a multiple of 128");

@@ -120,6 +120,7 @@ void add_run(CLI::App& program, Chosen& chosen) {
   add_text(app, "--out", c->out, "FILE", "Output file (safetensors), written whole or not at all")->required();
   add_backend(app, c->run.backend);
   add_machine(app, c->run);
+  add_plan(app, c->run);
   add_device(app, c->run);
   add_word(app, "--dump", c->dump, {"out", "all"}, "all: write the tensors between the stages and the caches too");
   app.add_flag("--check-inputs", c->run.check_inputs,

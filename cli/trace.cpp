@@ -86,6 +86,7 @@ void add_trace(CLI::App& program, Chosen& chosen) {
       "Exit status 1 where tracing changed a bit of an output, or CUPTI is not there.");
   c->shape.batch = 1;
   c->shape.context = "8192";
+  add_shape(app, c->shape);
   add_sizes(app, c->shape);
   add_text(app, "--context", c->shape.context, "LENGTHS", "Lengths of the contexts, as `generate` takes them")
       ->capture_default_str();
@@ -97,6 +98,7 @@ void add_trace(CLI::App& program, Chosen& chosen) {
   add_text(app, "--out", c->out, "FILE", "Chrome trace (JSON) to write")->required();
   add_backend(app, c->options.run.backend);
   add_machine(app, c->options.run);
+  add_plan(app, c->options.run);
   add_number(app, "--layers", c->options.layers, 1, 256,
              "Layers that take turns, each with its own copy of the inputs");
   add_number(app, "--repeat", c->options.repeat, 1, 1000, "Traced runs of every layer");

@@ -3,50 +3,55 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <memory>
+#include <cstring>
 
 #include "driver/placed_inputs.h"
+#include "driver/verify_layer.h"
+#include "dsacore/status.h"
 #include "layer/context.h"
 
 namespace dsacore {
 namespace {
 
 constexpr int kWarmReplays = 20;
+/// What one round over the layers of a device should read: six times the L2 of an H200.
+constexpr int64_t kRotationBytes = 6 * (int64_t(60) << 20);
 
 /// Runs before the first timed one: each layer at least twice.
 int warmup_runs(int layers) { return 2 * layers + 1; }
 
-/// A layer over inputs of its own, ready to run.
-struct PreparedCase {
+/// A layer's inputs, where the context's layers take them from.
+struct LayerInputs {
   std::unique_ptr<Case> made;            ///< on the host
   std::unique_ptr<PlacedInputs> placed;  ///< on a device
-  std::vector<BFloat16> out;
-  Step step;
-  std::unique_ptr<PreparedLayer> layer;
+  std::vector<BFloat16> out;             ///< on the host
+  Inputs inputs;                         ///< with `step.out`
 };
 
-PreparedCase prepare_on_host(Context& context, CaseOptions shape, int number, const RunOptions& run) {
+LayerInputs make_on_host(CaseOptions shape, int number) {
   shape.seed += uint64_t(number);
-  PreparedCase c;
-  c.made = std::make_unique<Case>(make_case(shape));
-  const Inputs inputs = inputs_of(*c.made);
-  c.layer = std::make_unique<PreparedLayer>(context, inputs.config, inputs.weights, prepare_options_of(inputs, run));
-  c.layer->prepare_cache(inputs.kv, inputs.index);
-  const int64_t width = int64_t(inputs.sizes.heads) * kValue;
-  c.out.resize(size_t(inputs.step.batch * width));
-  c.step = inputs.step;
-  c.step.out = View<BFloat16, 2>(c.out.data(), c.step.batch, width);
-  return c;
+  LayerInputs layer;
+  layer.made = std::make_unique<Case>(make_case(shape));
+  layer.inputs = inputs_of(*layer.made);
+  Step& step = layer.inputs.step;
+  const int64_t width = int64_t(layer.inputs.sizes.heads) * kValue;
+  layer.out.resize(size_t(step.batch * width));
+  step.out = View<BFloat16, 2>(layer.out.data(), step.batch, width);
+  return layer;
 }
 
-PreparedCase prepare_on_device(Context& context, const Inputs& host, const RunOptions& run) {
-  PreparedCase c;
-  c.placed = std::make_unique<PlacedInputs>(host, context.impl().memory());
-  const Inputs& inputs = c.placed->inputs();
-  c.layer = std::make_unique<PreparedLayer>(context, inputs.config, inputs.weights, prepare_options_of(host, run));
-  c.layer->prepare_cache(inputs.kv, inputs.index);
-  c.step = inputs.step;
-  return c;
+/// Bytes of weights and caches that a step of the inputs reads.
+int64_t bytes_read(const Inputs& in) {
+  const auto bytes = [](const TensorRef& weight) { return weight.shape[0] * weight.shape[1] * 2; };
+  const int64_t keys = int64_t(in.step.seq_lens.extent(0)) * longest_context(in.step);
+  const int64_t attended = in.step.batch * std::min<int64_t>(in.config.topk, longest_context(in.step));
+  return bytes(in.weights.q_b_proj) + bytes(in.weights.kv_b_proj) + bytes(in.weights.wq_b) + keys * in.index.row_bytes +
+         attended * in.kv.row_bytes;
+}
+
+int layers_on_device(int wanted, const Inputs& inputs) {
+  if (wanted > 0) return wanted;
+  return int(std::clamp<int64_t>((kRotationBytes + bytes_read(inputs) - 1) / bytes_read(inputs), 4, 8));
 }
 
 void add_time(std::vector<BenchStage>& stages, const StageTime& time) {
@@ -80,97 +85,172 @@ void finish(BenchPoint& point, const std::vector<Inputs>& inputs, const Peaks& p
   std::sort(point.layer.seconds.begin(), point.layer.seconds.end());
 }
 
-BenchPoint describe(const BenchOptions& options, const Context& context, const std::vector<PreparedCase>& cases) {
-  BenchPoint point;
-  point.context = options.shape.context;
-  point.layer.name = "layer";
-  point.choices = cases[0].layer->choices();
-  point.target = context.cpu_target();
-  point.threads = context.threads();
-  point.layers = int(cases.size());
-  for (const PreparedCase& c : cases) {
-    for (const ReservedItem& item : c.layer->reserved_bytes()) {
-      const bool own = item.name == "packed weights" || &c == &cases[0];  // scratch is shared by all layers
-      if (own) point.reserved_bytes += item.bytes;
-    }
-  }
-  return point;
-}
-
-BenchPoint bench_on_host(Context& context, const BenchOptions& options, const Peaks& peaks) {
-  const int layers = std::max(1, options.layers);
-  std::vector<PreparedCase> cases;
-  cases.reserve(size_t(layers));
-  for (int i = 0; i < layers; ++i) cases.push_back(prepare_on_host(context, options.shape, i, options.run));
-  BenchPoint point = describe(options, context, cases);
-  std::vector<StageTime> times;
-  times.reserve(64);
-  const int warmup = warmup_runs(layers);
-  for (int run = 0; run < warmup + options.repeat; ++run) {
-    PreparedCase& c = cases[size_t(run % layers)];
-    times.clear();
-    c.layer->record_times(&times);
-    const auto start = std::chrono::steady_clock::now();
-    const Status status = c.layer->run(c.step);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    status.or_throw();
-    if (run >= warmup) {
-      for (const StageTime& time : times) add_time(point.stages, time);
-      point.layer.seconds.push_back(seconds);
-    }
-    if (options.on_run) options.on_run();
-  }
-  std::vector<Inputs> inputs;
-  inputs.reserve(cases.size());
-  for (const PreparedCase& c : cases) inputs.push_back(inputs_of(*c.made));
-  finish(point, inputs, peaks);
-  return point;
-}
-
-/// As many layers as asked for, or as the device's memory holds with room to spare.
-int layers_on_device(const BenchOptions& options, const Inputs& inputs, const Memory& memory) {
-  if (options.layers > 0) return options.layers;
-  for (int layers : {8, 6}) {
-    if (layers * placed_bytes(inputs) < memory.free_bytes() / 10 * 8) return layers;
-  }
-  return 4;
-}
-
-/// Seconds a layer of each of `count` replays of what `enqueue` records for all layers.
-std::vector<double> time_layers(Device& device, std::vector<PreparedCase>& cases, int count,
-                                FunctionRef<Status(PreparedCase&, Queue)> enqueue) {
-  const std::unique_ptr<Recording> recording = device.record([&](Queue queue) {
-    for (PreparedCase& c : cases) enqueue(c, queue).or_throw();
-  });
-  recording->time(kWarmReplays);
-  std::vector<double> seconds = recording->time(count);
-  for (double& s : seconds) s /= double(cases.size());
-  return seconds;
-}
-
-BenchPoint bench_on_device(Context& context, Device& device, const BenchOptions& options, const Peaks& peaks) {
-  const Case made = make_case(options.shape);
-  const Inputs host = inputs_of(made);
-  std::vector<PreparedCase> cases;
-  const int layers = layers_on_device(options, host, device.memory());
-  cases.reserve(size_t(layers));
-  for (int i = 0; i < layers; ++i) cases.push_back(prepare_on_device(context, host, options.run));
-  BenchPoint point = describe(options, context, cases);
-  // Whole runs first: they load the kernels, and leave what the stages alone read.
-  for (PreparedCase& c : cases) c.layer->run(c.step, device.own_queue()).or_throw();
-  device.wait(device.own_queue());
-  point.layer.seconds = time_layers(device, cases, options.repeat,
-                                    [](PreparedCase& c, Queue queue) { return c.layer->run(c.step, queue); });
-  for (std::string_view stage : cases[0].layer->stage_names(host.step.batch, host.step.q)) {
-    const auto alone = [&](PreparedCase& c, Queue queue) { return c.layer->run_stage(c.step, stage, queue); };
-    point.stages.push_back({std::string(stage), time_layers(device, cases, options.repeat, alone), {}});
-  }
-  for (int run = 0; run < bench_runs(options) && options.on_run; ++run) options.on_run();
-  finish(point, {host}, peaks);
-  return point;
+AgreementLine same_bits(const std::vector<BFloat16>& got, const std::vector<BFloat16>& expected) {
+  int64_t differ = 0;
+  for (size_t i = 0; i < got.size(); ++i) differ += got[i].bits != expected[i].bits;
+  return {"out after the replays", std::to_string(differ) + " values changed", "none", differ == 0};
 }
 
 }  // namespace
+
+class BenchCase::Impl {
+ public:
+  Impl(const BenchOptions& options, CachePool& pool)
+      : options_(options), context_(context_options_of(options.run)), device_(context_.impl().device.get()) {
+    if (options.verify && device_ == nullptr) {
+      throw Exception({ErrorCode::kRefused, "--verify", std::string(name_of(options.run.backend)),
+                       "runs on the host; `dsacore check` compares backends there"});
+    }
+    device_ != nullptr ? make_on_device(pool) : make_on_host();
+  }
+
+  BenchPoint time(const BenchPlan& plan, const Peaks& peaks) {
+    std::vector<PreparedLayer> layers = prepare(plan, int(inputs_.size()));
+    BenchPoint point = describe(layers);
+    device_ != nullptr ? time_on_device(layers, point) : time_on_host(layers, point);
+    finish(point, judged_inputs(), peaks);
+    return point;
+  }
+
+  double layer_seconds(const BenchPlan& plan) {
+    std::vector<PreparedLayer> layers = prepare(plan, int(inputs_.size()));
+    BenchPoint point;
+    if (device_ != nullptr) {
+      point.layer.seconds = time_layers(layers);
+    } else {
+      time_on_host(layers, point);
+    }
+    std::sort(point.layer.seconds.begin(), point.layer.seconds.end());
+    return point.layer.median();
+  }
+
+  std::string choices(const BenchPlan& plan) { return prepare(plan, 1)[0].choices()[0]; }
+  Context& context() { return context_; }
+
+ private:
+  void make_on_host() {
+    const int layers = std::max(1, options_.layers);
+    for (int i = 0; i < layers; ++i) inputs_.push_back(dsacore::make_on_host(options_.shape, i));
+  }
+
+  void make_on_device(CachePool& pool) {
+    described_ = make_case_without_caches(options_.shape);
+    const Inputs host = inputs_of(described_);
+    const int layers = layers_on_device(options_.layers, host);
+    device_->memory().require_free(layers * placed_bytes(host), std::to_string(layers) + " layers");
+    for (int i = 0; i < layers; ++i) {
+      LayerInputs layer;
+      layer.placed = std::make_unique<PlacedInputs>(host, device_->memory());
+      layer.inputs = layer.placed->inputs();
+      pool.fill(options_.shape, layer.inputs, device_->memory(), uint64_t(i));
+      inputs_.push_back(std::move(layer));
+    }
+  }
+
+  std::vector<PreparedLayer> prepare(const BenchPlan& plan, int count) {
+    RunOptions run = options_.run;
+    run.overlap = plan.overlap;
+    run.kernels = plan.kernels;
+    std::vector<PreparedLayer> layers;
+    layers.reserve(size_t(count));
+    for (int i = 0; i < count; ++i) {
+      const Inputs& in = inputs_[size_t(i)].inputs;
+      const Inputs host = device_ != nullptr ? inputs_of(described_) : in;
+      layers.emplace_back(context_, in.config, in.weights, prepare_options_of(host, run));
+      layers.back().prepare_cache(in.kv, in.index);
+    }
+    return layers;
+  }
+
+  /// On the host, what the stages' work is counted from.
+  std::vector<Inputs> judged_inputs() const {
+    if (device_ != nullptr) return {inputs_of(described_)};
+    std::vector<Inputs> all;
+    for (const LayerInputs& layer : inputs_) all.push_back(layer.inputs);
+    return all;
+  }
+
+  BenchPoint describe(const std::vector<PreparedLayer>& layers) const {
+    BenchPoint point;
+    point.shape = options_.shape;
+    point.layer.name = "layer";
+    point.choices = layers[0].choices()[0];
+    point.overlap = layers[0].overlap(options_.shape.batch, options_.shape.q);
+    point.target = context_.cpu_target();
+    if (device_ != nullptr) point.device = device_->description();
+    point.threads = context_.threads();
+    point.layers = int(layers.size());
+    for (const PreparedLayer& layer : layers) {
+      for (const ReservedItem& item : layer.reserved_bytes()) {
+        const bool own = item.name == "packed weights" || &layer == &layers[0];  // scratch is shared by all layers
+        if (own) point.reserved_bytes += item.bytes;
+      }
+    }
+    return point;
+  }
+
+  void time_on_host(std::vector<PreparedLayer>& layers, BenchPoint& point) {
+    std::vector<StageTime> times;
+    times.reserve(64);
+    const int count = int(layers.size()), warmup = warmup_runs(count);
+    for (int run = 0; run < warmup + options_.repeat; ++run) {
+      PreparedLayer& layer = layers[size_t(run % count)];
+      times.clear();
+      layer.record_times(&times);
+      const auto start = std::chrono::steady_clock::now();
+      const Status status = layer.run(inputs_[size_t(run % count)].inputs.step);
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      status.or_throw();
+      if (run >= warmup) {
+        for (const StageTime& time : times) add_time(point.stages, time);
+        point.layer.seconds.push_back(seconds);
+      }
+      if (options_.on_run) options_.on_run();
+    }
+  }
+
+  void time_on_device(std::vector<PreparedLayer>& layers, BenchPoint& point) {
+    std::vector<BFloat16> verified_out;
+    if (options_.verify) {
+      point.verified = verify_layer(context_, layers[0], *inputs_[0].placed, inputs_of(described_));
+      verified_out = inputs_[0].placed->fetch_out();
+    }
+    point.layer.seconds = time_layers(layers);
+    if (options_.verify) point.verified.push_back(same_bits(inputs_[0].placed->fetch_out(), verified_out));
+    const Step& step = inputs_[0].inputs.step;
+    for (std::string_view stage : layers[0].stage_names(step.batch, step.q)) {
+      const auto alone = [&](size_t i, Queue queue) {
+        return layers[i].run_stage(inputs_[i].inputs.step, stage, queue);
+      };
+      point.stages.push_back({std::string(stage), replay(layers.size(), alone), {}});
+    }
+    for (int run = 0; run < bench_runs(options_) && options_.on_run; ++run) options_.on_run();
+  }
+
+  std::vector<double> time_layers(std::vector<PreparedLayer>& layers) {
+    // Whole runs first: they load the kernels, and leave what the stages alone read.
+    for (size_t i = 0; i < layers.size(); ++i) layers[i].run(inputs_[i].inputs.step, device_->own_queue()).or_throw();
+    device_->wait(device_->own_queue());
+    return replay(layers.size(), [&](size_t i, Queue queue) { return layers[i].run(inputs_[i].inputs.step, queue); });
+  }
+
+  /// Seconds a layer of each replay of what `enqueue` records for all layers.
+  std::vector<double> replay(size_t layers, FunctionRef<Status(size_t layer, Queue)> enqueue) {
+    const std::unique_ptr<Recording> recording = device_->record([&](Queue queue) {
+      for (size_t i = 0; i < layers; ++i) enqueue(i, queue).or_throw();
+    });
+    recording->time(kWarmReplays);
+    std::vector<double> seconds = recording->time(options_.repeat);
+    for (double& s : seconds) s /= double(layers);
+    return seconds;
+  }
+
+  BenchOptions options_;
+  Context context_;
+  Device* device_;
+  Case described_;  ///< device: the host's side of the inputs
+  std::vector<LayerInputs> inputs_;
+};
 
 double BenchStage::percentile(double share) const {
   if (seconds.empty()) return 0;
@@ -179,12 +259,17 @@ double BenchStage::percentile(double share) const {
   return seconds[low] + (at - double(low)) * (seconds[high] - seconds[low]);
 }
 
-int bench_runs(const BenchOptions& options) { return warmup_runs(std::max(1, options.layers)) + options.repeat; }
-
-BenchPoint bench_case(const BenchOptions& options, const Peaks& peaks) {
-  Context context(context_options_of(options.run));
-  Device* device = context.impl().device.get();
-  return device != nullptr ? bench_on_device(context, *device, options, peaks) : bench_on_host(context, options, peaks);
+bool BenchPoint::agrees() const {
+  return std::all_of(verified.begin(), verified.end(), [](const AgreementLine& line) { return line.ok; });
 }
+
+BenchCase::BenchCase(const BenchOptions& options, CachePool& pool) : impl_(std::make_unique<Impl>(options, pool)) {}
+BenchCase::~BenchCase() = default;
+BenchPoint BenchCase::time(const BenchPlan& plan, const Peaks& peaks) { return impl_->time(plan, peaks); }
+double BenchCase::layer_seconds(const BenchPlan& plan) { return impl_->layer_seconds(plan); }
+std::string BenchCase::choices(const BenchPlan& plan) { return impl_->choices(plan); }
+Context& BenchCase::context() { return impl_->context(); }
+
+int bench_runs(const BenchOptions& options) { return warmup_runs(std::max(1, options.layers)) + options.repeat; }
 
 }  // namespace dsacore

@@ -64,7 +64,7 @@ PlacedInputs::PlacedInputs(const Inputs& host, Memory& memory) : memory_(memory)
 const std::byte* PlacedInputs::place(const void* data, int64_t bytes, const char* what) {
   if (bytes == 0) return nullptr;
   blocks_.emplace_back(memory_, bytes, what);
-  memory_.copy_in(blocks_.back().data(), data, bytes);
+  if (data != nullptr) memory_.copy_in(blocks_.back().data(), data, bytes);
   return blocks_.back().data();
 }
 

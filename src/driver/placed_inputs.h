@@ -1,5 +1,5 @@
 // PlacedInputs: a copy of inputs in the memory of a backend, and its output: what a run on a device needs of tensors
-// that came from files or a generator. Views keep their pitches.
+// that came from files or a generator. Views keep their pitches; caches that are only described (`data` null) are zero.
 #pragma once
 
 #include <vector>

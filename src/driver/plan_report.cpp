@@ -54,6 +54,7 @@ Prepared prepare(Context& context, const ZeroLayer& layer, const ProblemShape& s
   prepare.queries = {shape.q};
   prepare.max_context = shape.length;
   prepare.overlap = options.overlap;
+  prepare.kernels = options.kernels;
   prepare.box = box;
   const PreparedLayer prepared(context, layer.config, layer.weights, prepare);
   return {prepared.reserved_bytes(), prepared.overlap(shape.rows, shape.q)};
@@ -128,7 +129,7 @@ PlanReport plan_report(const ProblemShape& shape, const RunOptions& options) {
   report.tables = impl.tables_source;
   Tables tables = read_tables(impl.tables_text, impl.tables_source, impl.backend->name, impl.backend->target,
                               shape.heads * shape.ranks);
-  override_tables(tables, {}, options.overlap);
+  override_tables(tables, options.kernels, options.overlap);
   const int64_t longest =
       shape.ranks == 1 ? shape.length : std::min<int64_t>(shape.length, shape.length / shape.ranks + shape.interleave);
   const ShapeKey key{{shape.q_lora, shape.heads, shape.index_heads},

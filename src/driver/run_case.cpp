@@ -37,20 +37,6 @@ void check_run(const Inputs& inputs, const RunOptions& options) {
   }
 }
 
-StageDump dump_of(const StageViews& views, bool one_rank, const Memory& memory) {
-  StageDump dump;
-  dump.q_c = fetched(views.q_c, memory);
-  dump.query = fetched(views.query, memory);
-  dump.index_query = fetched(views.index_query, memory);
-  dump.head_weights = fetched(views.head_weights, memory);
-  dump.topk_tokens = fetched(views.topk_tokens, memory);
-  if (one_rank) dump.topk_rows = fetched(views.topk_rows, memory);
-  dump.valid = fetched(views.valid, memory);
-  dump.latent = fetched(views.latent, memory);
-  dump.lse = fetched(views.lse, memory);
-  return dump;
-}
-
 /// Inputs where the context's layers take them from: on the host as they are, on a device a copy.
 class RunInputs {
  public:
@@ -210,6 +196,20 @@ RunResult run_ranks(const Inputs& inputs, const RunOptions& options) {
 
 }  // namespace
 
+StageDump dump_of(const StageViews& views, bool one_rank, const Memory& memory) {
+  StageDump dump;
+  dump.q_c = fetched(views.q_c, memory);
+  dump.query = fetched(views.query, memory);
+  dump.index_query = fetched(views.index_query, memory);
+  dump.head_weights = fetched(views.head_weights, memory);
+  dump.topk_tokens = fetched(views.topk_tokens, memory);
+  if (one_rank) dump.topk_rows = fetched(views.topk_rows, memory);
+  dump.valid = fetched(views.valid, memory);
+  dump.latent = fetched(views.latent, memory);
+  dump.lse = fetched(views.lse, memory);
+  return dump;
+}
+
 ContextOptions context_options_of(const RunOptions& options) {
   ContextOptions context;
   context.backend = options.backend;
@@ -228,6 +228,7 @@ PrepareOptions prepare_options_of(const Inputs& host, const RunOptions& options)
   // A page may belong to several requests, so the pages bound the context of each.
   prepare.cache_pages = host.index.pages;
   prepare.overlap = options.overlap;
+  prepare.kernels = options.kernels;
   prepare.check_inputs = options.check_inputs;
   return prepare;
 }

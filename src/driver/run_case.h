@@ -9,6 +9,7 @@
 
 #include "driver/inputs.h"
 #include "dsacore/layer.h"
+#include "memory/memory.h"
 
 namespace dsacore {
 
@@ -18,7 +19,8 @@ struct RunOptions {
   std::string cpu_target;  ///< empty: the best
   int threads = 0;         ///< of all ranks together; 0: DSACORE_THREADS, else every core
   std::string tables_file;
-  std::string overlap;
+  std::string overlap;  ///< of `PrepareOptions`, as is `kernels`
+  std::string kernels;
   int dcp = 1;         ///< D
   int interleave = 1;  ///< I
   PartialFormat partial = PartialFormat::kAuto;
@@ -65,6 +67,9 @@ struct RunResult {
   Outputs outputs;
   RunReport report;
 };
+
+/// The tensors of a run that has ended, from the memory of its context.
+StageDump dump_of(const StageViews& views, bool one_rank, const Memory& memory);
 
 /// The context that options ask for.
 ContextOptions context_options_of(const RunOptions& options);

@@ -188,7 +188,7 @@ void make_slots(Case& made, const CaseOptions& o, const std::vector<int64_t>& le
 
 // ---- caches ----
 
-void make_caches(Case& made, const CaseOptions& o, int64_t pages, int64_t index_pages) {
+void describe_caches(Case& made, const CaseOptions& o, int64_t pages, int64_t index_pages) {
   KvCache& kv = made.kv;
   kv.format = o.kv_format;
   kv.pages = pages;
@@ -200,16 +200,18 @@ void make_caches(Case& made, const CaseOptions& o, int64_t pages, int64_t index_
     throw Exception({ErrorCode::kRefused, "--context", o.context,
                      fmt::format("the cache would have {} physical rows; allowed are 2147483647", rows)});
   }
-  kv.data = allocate<std::byte>(made, rows * kv.row_bytes);
-  std::memset(kv.data, 0xFF, size_t(rows * kv.row_bytes));
 
   IndexCache& index = made.index;
   index.format = o.index_format;
   index.pages = index_pages;
   index.row_bytes = row_bytes(o.index_format);
-  const int64_t bytes = index_pages * kIndexPage * index.row_bytes;
-  index.data = allocate<std::byte>(made, bytes);
-  std::memset(index.data, 0xFF, size_t(bytes));
+}
+
+/// Bytes of a cache that no token has.
+std::byte* empty_cache(Case& made, int64_t bytes) {
+  std::byte* data = allocate<std::byte>(made, bytes);
+  std::memset(data, 0xFF, size_t(bytes));
+  return data;
 }
 
 /// Writes the keys of all tokens of a request but those that the step inserts.
@@ -254,9 +256,16 @@ void make_projected(Case& made, const CaseOptions& o, const CaseKinds& kinds, co
   made.step.projected = View<const BFloat16, 2>(out, o.batch, width).with_pitch(pitch);
 }
 
-}  // namespace
+void make_caches(Case& made, const CaseOptions& o, const KeySource& source, const std::vector<int64_t>& lengths) {
+  const int64_t rows = (made.kv.pages - 1) * made.kv.stride_rows + made.kv.page;
+  made.kv.data = empty_cache(made, rows * made.kv.row_bytes);
+  made.index.data = empty_cache(made, made.index.pages * kIndexPage * made.index.row_bytes);
+  for (int r = 0; r < int(lengths.size()); ++r) fill_request(made, o, source, r, lengths[size_t(r)]);
+}
 
-Case make_case(const CaseOptions& options) {
+enum class Caches { kMade, kDescribed };
+
+Case make(const CaseOptions& options, Caches caches) {
   check_case_options(options);
   const CaseKinds kinds = case_kinds(options);
   Case made;
@@ -282,10 +291,16 @@ Case make_case(const CaseOptions& options) {
     index_pages = index_table.pages;
   }
   make_slots(made, options, lengths);
-  make_caches(made, options, table.pages, index_pages);
-  for (int r = 0; r < live; ++r) fill_request(made, options, source, r, lengths[size_t(r)]);
+  describe_caches(made, options, table.pages, index_pages);
+  if (caches == Caches::kMade) make_caches(made, options, source, lengths);
   make_projected(made, options, kinds, source, live);
   return made;
 }
+
+}  // namespace
+
+Case make_case(const CaseOptions& options) { return make(options, Caches::kMade); }
+
+Case make_case_without_caches(const CaseOptions& options) { return make(options, Caches::kDescribed); }
 
 }  // namespace dsacore

@@ -55,4 +55,7 @@ class Case {
 /// Throws `Exception` (kRefused) naming the option. Same options, same bytes, on every machine.
 Case make_case(const CaseOptions& options);
 
+/// The same but for the bytes of the caches, which are described and not made: `data` is null.
+Case make_case_without_caches(const CaseOptions& options);
+
 }  // namespace dsacore

@@ -16,6 +16,18 @@ class HostMemory final : public Memory {
   std::byte* allocate(int64_t bytes, std::string_view what) override { return AlignedBytes(bytes, what).release(); }
   void free(std::byte* data, int64_t bytes) noexcept override { AlignedBytes::adopt(data, bytes); }
   void fill(std::byte* data, std::byte value, int64_t bytes) override { std::memset(data, int(value), size_t(bytes)); }
+  void spread_pages(const PageSpread& s) override {
+    for (int64_t page = 0; page < s.pages; ++page) {
+      const std::byte* from = s.pool + pool_page_of(s, page) * s.page_bytes;
+      std::byte* to = s.to + page * s.page_bytes;
+      for (int i = 0; i < s.page_bytes / 8; ++i) {
+        uint64_t word;
+        std::memcpy(&word, from + i * 8, sizeof(word));
+        word = spread_word(s, page, i, word);
+        std::memcpy(to + i * 8, &word, sizeof(word));
+      }
+    }
+  }
   void copy_in(std::byte* to, const void* from_host, int64_t bytes) override {
     std::memcpy(to, from_host, size_t(bytes));
   }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "memory/page_spread.h"
+
 namespace dsacore {
 
 class Memory {
@@ -15,6 +17,8 @@ class Memory {
   virtual std::byte* allocate(int64_t bytes, std::string_view what) = 0;
   virtual void free(std::byte* data, int64_t bytes) noexcept = 0;
   virtual void fill(std::byte* data, std::byte value, int64_t bytes) = 0;
+  /// Both ends of the spread in this memory. Returns when the pages are there.
+  virtual void spread_pages(const PageSpread& spread) = 0;
   /// From and to host memory. Both return when the bytes are there.
   virtual void copy_in(std::byte* to, const void* from_host, int64_t bytes) = 0;
   virtual void copy_out(void* to_host, const std::byte* from, int64_t bytes) const = 0;

@@ -33,6 +33,8 @@ class Device {
  public:
   virtual ~Device() = default;
 
+  /// What it is and what drives it, e.g. "NVIDIA H200, driver 580.159.04".
+  virtual std::string description() const = 0;
   virtual Memory& memory() = 0;
   /// Makes this device current for the calling thread and returns what was; `leave` brings that back.
   virtual int enter() = 0;

@@ -185,8 +185,8 @@ TEST_F(Refusals, InspectSaysWhatItNeeds) {
 }
 
 TEST_F(Refusals, BenchNamesTheContext) {
-  expect_refused(run_program({"bench", "--context", "0"}), {"--context = 0"});
-  expect_refused(run_program({"bench", "--context", "64,x"}), {"--context = 64,x"});
+  expect_refused(run_program({"bench", "--context", "0"}), {"--context", "1048576"});
+  expect_refused(run_program({"bench", "--context", "64,x"}), {"--context", "Value x"});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "backends/cuda/cupti.h"
 #include "backends/cuda/launch.h"
+#include "backends/cuda/page_spread.h"
 #include "backends/cuda/requirements.h"
 #include "backends/cuda/tracer.h"
 #include "dsacore/status.h"
@@ -87,6 +89,11 @@ class DeviceMemory final : public Memory {
   void fill(std::byte* data, std::byte value, int64_t bytes) override {
     const Current current(ordinal_);
     check(cudaMemset(data, int(value), size_t(bytes)), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  void spread_pages(const PageSpread& spread) override {
+    const Current current(ordinal_);
+    enqueue_page_spread(spread);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   void copy_in(std::byte* to, const void* from_host, int64_t bytes) override {
@@ -172,6 +179,18 @@ class GraphRecording final : public Recording {
   GraphExec exec_;
 };
 
+/// As the kernel module tells it, else the CUDA version that the driver supports: the runtime knows no more.
+std::string driver_version() {
+  std::ifstream in("/proc/driver/nvidia/version");
+  std::string word;
+  for (bool ahead = false; in >> word; ahead = ahead || word == "Module") {
+    if (ahead && word.find_first_not_of("0123456789.") == std::string::npos) return word;
+  }
+  int version = 0;
+  check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+  return "of CUDA " + version_text(version);
+}
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int ordinal) : ordinal_(ordinal), memory_(ordinal) {
@@ -179,6 +198,11 @@ class CudaDevice final : public Device {
     check(cudaEventCreateWithFlags(order_.out(), cudaEventDisableTiming), "cudaEventCreateWithFlags");
   }
 
+  std::string description() const override {
+    cudaDeviceProp properties = {};
+    check(cudaGetDeviceProperties(&properties, ordinal_), "cudaGetDeviceProperties");
+    return std::string(properties.name) + ", driver " + driver_version();
+  }
   Memory& memory() override { return memory_; }
 
   int enter() override { return make_current(ordinal_); }
