@@ -181,7 +181,9 @@ nlohmann::ordered_json stage_json(const BenchStage& stage, double floor) {
 
 nlohmann::ordered_json point_json(const BenchPoint& point, const Peaks& peaks) {
   nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  nlohmann::ordered_json chains = nlohmann::ordered_json::array();
   for (const BenchStage& stage : point.stages) stages.push_back(stage_json(stage, floor_seconds(stage.work, peaks)));
+  for (const BenchStage& chain : point.chains) chains.push_back(stage_json(chain, floor_seconds(chain.work, peaks)));
   const CaseOptions& o = point.shape;
   nlohmann::ordered_json out = {{"heads", o.heads},
                                 {"batch", o.batch},
@@ -194,6 +196,7 @@ nlohmann::ordered_json point_json(const BenchPoint& point, const Peaks& peaks) {
                                 {"choices", point.choices},
                                 {"reserved_bytes", point.reserved_bytes},
                                 {"stages", stages},
+                                {"chains", chains},
                                 {"layer", stage_json(point.layer, point.floor)}};
   if (!point.verified.empty()) out["agrees"] = point.agrees();
   return out;

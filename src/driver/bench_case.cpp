@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <initializer_list>
 
 #include "driver/placed_inputs.h"
 #include "driver/verify_layer.h"
@@ -81,6 +81,14 @@ void finish(BenchPoint& point, const std::vector<Inputs>& inputs, const Peaks& p
     point.layer.work.bytes += stage.work.bytes;
     point.layer.work.flops += stage.work.flops;
     point.floor += floor_seconds(stage.work, peaks);
+  }
+  for (BenchStage& chain : point.chains) {
+    std::sort(chain.seconds.begin(), chain.seconds.end());
+    for (const BenchStage& stage : point.stages) {
+      if (chain.name.find(stage.name) == std::string::npos) continue;
+      chain.work.bytes += stage.work.bytes;
+      chain.work.flops += stage.work.flops;
+    }
   }
   std::sort(point.layer.seconds.begin(), point.layer.seconds.end());
 }
@@ -217,13 +225,22 @@ class BenchCase::Impl {
     }
     point.layer.seconds = time_layers(layers);
     if (options_.verify) point.verified.push_back(same_bits(inputs_[0].placed->fetch_out(), verified_out));
+    const auto alone = [&](std::initializer_list<std::string_view> stages) {
+      return replay(layers.size(), [&](size_t i, Queue queue) {
+        Status status;
+        for (std::string_view stage : stages) {
+          if (status.ok()) status = layers[i].run_stage(inputs_[i].inputs.step, stage, queue);
+        }
+        return status;
+      });
+    };
     const Step& step = inputs_[0].inputs.step;
     for (std::string_view stage : layers[0].stage_names(step.batch, step.q)) {
-      const auto alone = [&](size_t i, Queue queue) {
-        return layers[i].run_stage(inputs_[i].inputs.step, stage, queue);
-      };
-      point.stages.push_back({std::string(stage), replay(layers.size(), alone), {}});
+      point.stages.push_back({std::string(stage), alone({stage}), {}});
     }
+    // Where the sparse core leaves its merge to the value stage, only both together do what attention does.
+    point.chains.push_back(
+        {"sparse_core+value", alone({name_of(StageId::kSparseCore), name_of(StageId::kValueProjection)}), {}});
     for (int run = 0; run < bench_runs(options_) && options_.on_run; ++run) options_.on_run();
   }
 

@@ -45,6 +45,7 @@ struct BenchStage {
 struct BenchPoint {
   CaseOptions shape;
   std::vector<BenchStage> stages;  ///< in the order in which they run
+  std::vector<BenchStage> chains;  ///< device: stages that follow each other, "sparse_core+value"
   BenchStage layer;                ///< work: the sum of the stages'
   double floor = 0;                ///< seconds: the sum of the stages' floors
   std::string choices;             ///< kernels and overlap mode, as `PreparedLayer::choices`
