@@ -18,5 +18,6 @@ void add_inspect(CLI::App& program, Chosen& chosen);
 void add_check(CLI::App& program, Chosen& chosen);
 void add_bench(CLI::App& program, Chosen& chosen);
 void add_trace(CLI::App& program, Chosen& chosen);
+void add_tune(CLI::App& program, Chosen& chosen);
 
 }  // namespace dsacore::cli

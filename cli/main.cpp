@@ -81,6 +81,7 @@ int run_program(int argc, char** argv) {
   add_check(program, chosen);
   add_bench(program, chosen);
   add_trace(program, chosen);
+  add_tune(program, chosen);
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -57,6 +57,19 @@ RowTable RowTable::parse(std::string_view argument, std::string_view text) {
   return table;
 }
 
+RowTable RowTable::of(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t first = 0; first < names.size();) {
+    size_t end = first;
+    while (end < names.size() && names[end] == names[first]) ++end;
+    if (!names[first].empty()) {
+      text += (text.empty() ? "" : ",") + std::to_string(first + 1) + "-" + std::to_string(end) + ":" + names[first];
+    }
+    first = end;
+  }
+  return parse("rows", text);
+}
+
 std::optional<std::string_view> RowTable::find(int rows) const {
   for (const Entry& e : entries_) {
     if (e.first <= rows && rows <= e.last) return e.name;

@@ -15,6 +15,9 @@ class RowTable {
   /// Throws `kRefused` naming `argument` where the text is malformed, ranges overlap or leave 1..256.
   static RowTable parse(std::string_view argument, std::string_view text);
 
+  /// The table that gives `names[rows - 1]` for 1..256 rows; an empty name: it says nothing.
+  static RowTable of(const std::vector<std::string>& names);
+
   /// The name for a number of rows, or nullopt where the table says nothing.
   std::optional<std::string_view> find(int rows) const;
   const std::string& text() const { return text_; }

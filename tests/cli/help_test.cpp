@@ -40,7 +40,7 @@ TEST_P(Help, EndsWithZeroAndFitsAPage) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Subcommands, Help,
-                         ::testing::Values("", "run", "generate", "inspect", "check", "bench", "trace"));
+                         ::testing::Values("", "run", "generate", "inspect", "check", "bench", "trace", "tune"));
 
 TEST(Help, SaysRangesAndDefaults) {
   const Ran ran = run_program({"run", "--help"});
