@@ -133,7 +133,6 @@ class BenchCase::Impl {
   }
 
   std::string choices(const BenchPlan& plan) { return prepare(plan, 1)[0].choices()[0]; }
-  Context& context() { return context_; }
 
  private:
   void make_on_host() {
@@ -285,7 +284,6 @@ BenchCase::~BenchCase() = default;
 BenchPoint BenchCase::time(const BenchPlan& plan, const Peaks& peaks) { return impl_->time(plan, peaks); }
 double BenchCase::layer_seconds(const BenchPlan& plan) { return impl_->layer_seconds(plan); }
 std::string BenchCase::choices(const BenchPlan& plan) { return impl_->choices(plan); }
-Context& BenchCase::context() { return impl_->context(); }
 
 int bench_runs(const BenchOptions& options) { return warmup_runs(std::max(1, options.layers)) + options.repeat; }
 

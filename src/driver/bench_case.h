@@ -79,7 +79,6 @@ class BenchCase {
   double layer_seconds(const BenchPlan& plan);
   /// What a plan comes to, in words: kernels and overlap mode. Throws what preparing throws.
   std::string choices(const BenchPlan& plan);
-  Context& context();
 
  private:
   class Impl;
