@@ -176,7 +176,7 @@ def main():
     parser.add_argument("--peers", required=True, type=pathlib.Path)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     parser.add_argument("--runs", default=" ".join(RUNS), help="which of " + " ".join(RUNS))
-    parser.add_argument("--seconds", type=float, default=400, help="for dsacore's part")
+    parser.add_argument("--seconds", type=float, default=400, help="that dsacore's part may take")
     args = parser.parse_args()
     peers = json.loads(args.peers.read_text())
     dsacore = Dsacore(args.dsacore, args.seconds)
