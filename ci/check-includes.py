@@ -14,7 +14,7 @@ ALLOWED = {
     "src/plan": {"dsacore", "stages", "threads", "memory", "plan"},
     "src/backends/reference": {"dsacore", "format", "stages", "plan/registry.h", "threads", "backends/reference"},
     "src/backends/cpu": {"dsacore", "format", "stages", "plan/registry.h", "threads", "backends/cpu", "hwy"},
-    "src/backends/cuda": {"dsacore", "format", "stages", "plan/registry.h", "plan/device.h", "plan/tracer.h", "memory", "threads", "backends/cuda"},
+    "src/backends/cuda": {"dsacore", "format", "stages", "plan/registry.h", "plan/device.h", "plan/pool.h", "plan/tracer.h", "memory", "threads", "backends/cuda"},
     "src/transport": {"dsacore", "format/mailbox.h", "memory", "transport"},
     "src/layer": {"dsacore", "format", "stages", "plan", "threads", "memory", "transport", "layer", "commit.h"},
     "src/io": {"dsacore", "format", "memory", "io"},

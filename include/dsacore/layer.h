@@ -36,9 +36,10 @@ struct ReservedItem {
   int64_t bytes = 0;
 };
 
-/// Threads, scratch and tables of layers that run in one order, from one thread at a time. On the cuda backend that
-/// order is a stream's: for streams that run at once, make a context each. All objects work while another device is
-/// current, and leave the current device as it was.
+/// Threads, scratch, plans and tables of layers that run in one order, from one thread at a time. On the cuda backend
+/// that order is a stream's: for streams that run at once, make a context each. Each then has a side stream of its own,
+/// which it takes from its device's: one is all that a device has as long as its contexts do not live at once. All
+/// objects work while another device is current, and leave the current device as it was.
 class Context {
  public:
   /// Throws `kUnsupported` where the backend or target cannot run here, naming what can. The cuda backend needs a

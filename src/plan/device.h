@@ -40,7 +40,8 @@ class Device {
   virtual int enter() = 0;
   virtual void leave(int previous) noexcept = 0;
 
-  /// Makes the side queue where there is none yet. Not while work is recorded.
+  /// Takes a side queue where it has none yet: the device's, or one more where another context holds that. Not while
+  /// work is recorded.
   virtual void open_side() = 0;
   virtual Queue side() const = 0;
   /// What is enqueued on `later` from now on starts after what `earlier` holds now. Both may be under recording.

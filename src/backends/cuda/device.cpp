@@ -1,11 +1,13 @@
-// The device of a cuda context: its memory, the side stream, recordings as CUDA graphs.
+// The device of a cuda context: its memory, its side stream, recordings as CUDA graphs.
 #include "plan/device.h"
 
 #include <cuda_runtime.h>
 
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "backends/cuda/requirements.h"
 #include "backends/cuda/tracer.h"
 #include "dsacore/status.h"
+#include "plan/pool.h"
 #include "plan/registry.h"
 
 namespace dsacore {
@@ -66,6 +69,30 @@ using Stream = Owned<cudaStream_t, cudaStreamDestroy>;
 using Event = Owned<cudaEvent_t, cudaEventDestroy>;
 using Graph = Owned<cudaGraph_t, cudaGraphDestroy>;
 using GraphExec = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
+
+void make_stream(Stream& stream) {
+  check(cudaStreamCreateWithFlags(stream.out(), cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+}
+
+/// The side streams of a device: one, unless contexts live at once. A stream belongs to a capture from its fork on
+/// until that capture ends, so that contexts that may capture at once, or while another runs, cannot have one together;
+/// and contexts are for work that runs at once, which one side stream would put in a row. They live with the device's
+/// last context.
+std::shared_ptr<Pool<Stream>> side_streams_of(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, std::weak_ptr<Pool<Stream>>> devices;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<Pool<Stream>> streams = devices[ordinal].lock();
+  if (streams == nullptr) devices[ordinal] = streams = std::make_shared<Pool<Stream>>();
+  return streams;
+}
+
+/// Whether no capture holds it, such as one that outlived its context.
+bool is_free(const Stream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream.get(), &status), "cudaStreamIsCapturing");
+  return status == cudaStreamCaptureStatusNone;
+}
 
 class DeviceMemory final : public Memory {
  public:
@@ -193,7 +220,7 @@ std::string driver_version() {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int ordinal) : ordinal_(ordinal), memory_(ordinal) {
+  explicit CudaDevice(int ordinal) : ordinal_(ordinal), memory_(ordinal), side_streams_(side_streams_of(ordinal)) {
     const Current current(ordinal_);
     check(cudaEventCreateWithFlags(order_.out(), cudaEventDisableTiming), "cudaEventCreateWithFlags");
   }
@@ -210,15 +237,23 @@ class CudaDevice final : public Device {
     if (previous != ordinal_) cudaSetDevice(previous);
   }
 
-  void open_side() override { open(side_); }
-  Queue side() const override { return {side_.get()}; }
+  void open_side() override {
+    if (side_ != nullptr) return;
+    const Current current(ordinal_);
+    side_ = side_streams_->take(is_free, [] {
+      auto stream = std::make_unique<Stream>();
+      make_stream(*stream);
+      return stream;
+    });
+  }
+  Queue side() const override { return {side_ != nullptr ? side_->get() : nullptr}; }
   void order(Queue earlier, Queue later) override {
     check(cudaEventRecord(order_.get(), stream_of(earlier)), "cudaEventRecord");
     check(cudaStreamWaitEvent(stream_of(later), order_.get(), 0), "cudaStreamWaitEvent");
   }
 
   Queue own_queue() override {
-    open(own_);
+    open_own();
     return {own_.get()};
   }
   void wait(Queue queue) override {
@@ -226,7 +261,7 @@ class CudaDevice final : public Device {
     check(cudaStreamSynchronize(stream_of(queue)), "cudaStreamSynchronize");
   }
   std::unique_ptr<Recording> record(FunctionRef<void(Queue)> enqueue) override {
-    open(own_);
+    open_own();
     const Current current(ordinal_);
     auto recording = std::make_unique<GraphRecording>(ordinal_, own_.get());
     recording->record(enqueue);
@@ -234,24 +269,26 @@ class CudaDevice final : public Device {
   }
 
   void announce(Queue queue, std::string_view stage) noexcept override {
-    *announced_ = {stage, queue.stream != nullptr && queue.stream == side_.get()};
+    *announced_ = {stage, queue.stream != nullptr && queue.stream == side().stream};
   }
   std::unique_ptr<Tracer> make_tracer(const std::string& library) override {
     return std::make_unique<CuptiTracer>(load_cupti(cupti_places(library, std::getenv("CUDA_HOME"))), announced_);
   }
 
  private:
-  void open(Stream& stream) {
-    if (stream.get() != nullptr) return;
+  void open_own() {
+    if (own_.get() != nullptr) return;
     const Current current(ordinal_);
-    check(cudaStreamCreateWithFlags(stream.out(), cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    make_stream(own_);
   }
 
   int ordinal_;
   DeviceMemory memory_;
   Event order_;
-  Stream side_, own_;
   std::shared_ptr<Announcement> announced_ = std::make_shared<Announcement>();
+  Stream own_;
+  std::shared_ptr<Pool<Stream>> side_streams_;
+  std::shared_ptr<Stream> side_;
 };
 
 Found find(int ordinal) {
