@@ -27,6 +27,7 @@ inline constexpr int kMinIndexHeads = 8, kMaxIndexHeads = 64;
 inline constexpr int kQLoraStep = 128, kMaxQLora = 2048;
 inline constexpr int kMaxQ = 8;
 inline constexpr int kMaxRows = 256;
+inline constexpr int64_t kMaxPitch = 1 << 24;  ///< elements from row to row of `projected` and `out`
 inline constexpr int64_t kMaxContext = 1048576;
 inline constexpr int kMaxRanks = 8;
 

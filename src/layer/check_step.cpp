@@ -19,6 +19,12 @@ Status wrong_extent(const char* name, int64_t value, int64_t wanted) {
   return refused(std::string(name) + " extent", std::to_string(value), "must be " + std::to_string(wanted));
 }
 
+/// Elements lie as their type must: kernels read them whole.
+template <class T, int Rank>
+Status check_elements(const char* name, const View<T, Rank>& view) {
+  return check_address(name, view.data(), alignof(T));
+}
+
 /// Slots below `rows`, and no non-negative one twice.
 Status check_slots(const char* name, View<const int64_t, 1> slots, int64_t rows) {
   std::array<int64_t, kMaxRows> used;
@@ -111,6 +117,11 @@ Status PreparedLayer::Impl::check_shapes(const Step& step, const PreparedShape**
         "out", "[" + std::to_string(step.out.extent(0)) + ", " + std::to_string(step.out.extent(1)) + "]",
         "must be [" + std::to_string(step.batch) + ", " + std::to_string(int64_t(sizes.heads) * kValue) + "]");
   }
+  if (step.out.stride(0) < step.out.extent(1) || step.out.stride(0) > kMaxPitch) {
+    return refused("out pitch", std::to_string(step.out.stride(0)),
+                   "allowed " + std::to_string(step.out.extent(1)) + ".." + std::to_string(kMaxPitch));
+  }
+  if (Status s = check_elements("out", step.out); !s.ok()) return s;
   if (rows == 0) return {};
   if (step.projected.extent(1) < sizes.width()) {
     return refused("projected width", std::to_string(step.projected.extent(1)),
@@ -120,7 +131,12 @@ Status PreparedLayer::Impl::check_shapes(const Step& step, const PreparedShape**
     return refused("projected pitch", std::to_string(step.projected.stride(0)),
                    "prepared with " + std::to_string(found->pitch_elems));
   }
-  return {};
+  if (Status s = check_elements("projected", step.projected); !s.ok()) return s;
+  if (Status s = check_elements("slots", step.slots); !s.ok()) return s;
+  if (Status s = check_elements("index_slots", step.index_slots); !s.ok()) return s;
+  if (Status s = check_elements("block_table", step.block_table); !s.ok()) return s;
+  if (Status s = check_elements("index_block_table", step.index_block_table); !s.ok()) return s;
+  return check_elements("seq_lens", step.seq_lens);
 }
 
 /// What the tensors hold: slots, lengths and pages inside the caches.

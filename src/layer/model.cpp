@@ -59,7 +59,15 @@ void require_scale(const char* name, double value) {
 
 }  // namespace
 
-OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights, Memory& memory) {
+Status check_address(const char* argument, const void* data, size_t alignment) {
+  const uintptr_t past = reinterpret_cast<uintptr_t>(data) % alignment;
+  if (past == 0) return {};
+  return Status({ErrorCode::kRefused, argument,
+                 "an address " + std::to_string(past) + " bytes past a multiple of " + std::to_string(alignment),
+                 "must begin at a multiple of " + std::to_string(alignment) + " bytes"});
+}
+
+OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights, Memory& memory, int alignment) {
   if (config.topk < 1 || config.topk > kMaxTopk) refuse("topk", std::to_string(config.topk), "allowed 1..2048");
   if (!(config.eps >= 0) || !(config.eps < 1e30))
     refuse("eps", std::to_string(config.eps), "must be finite, at least 0");
@@ -93,11 +101,15 @@ OwnedModel make_model(const LayerConfig& config, const LayerWeights& weights, Me
   const auto own = [&](const char* name, const TensorRef& t) {
     if (t.data != nullptr) memory.require_own(t.data, name);
   };
-  own("q_a_layernorm.weight", weights.q_a_layernorm);
-  own("kv_a_layernorm.weight", weights.kv_a_layernorm);
-  own("q_b_proj.weight", weights.q_b_proj);
-  own("kv_b_proj.weight", weights.kv_b_proj);
-  own("indexer.wq_b.weight", weights.wq_b);
+  const auto read_by_kernels = [&](const char* name, const TensorRef& t) {
+    check_address(name, t.data, size_t(alignment)).or_throw();
+    own(name, t);
+  };
+  read_by_kernels("q_a_layernorm.weight", weights.q_a_layernorm);
+  read_by_kernels("kv_a_layernorm.weight", weights.kv_a_layernorm);
+  read_by_kernels("q_b_proj.weight", weights.q_b_proj);
+  read_by_kernels("kv_b_proj.weight", weights.kv_b_proj);
+  read_by_kernels("indexer.wq_b.weight", weights.wq_b);
   own("indexer.k_norm.weight", weights.k_norm_weight);
   own("indexer.k_norm.bias", weights.k_norm_bias);
 

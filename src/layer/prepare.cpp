@@ -29,10 +29,7 @@ void check_options(const LayerModel& model, const PrepareOptions& options) {
   for (int q : options.queries) require_range("q", q, 1, kMaxQ);
   for (const PreparedBatch& batch : options.batches) {
     require_range("batch", batch.rows, 1, kMaxRows);
-    if (batch.pitch_elems < model.sizes.width()) {
-      refuse("pitch of batch " + std::to_string(batch.rows), std::to_string(batch.pitch_elems),
-             "must be at least the row's " + std::to_string(model.sizes.width()));
-    }
+    require_range("pitch of batch " + std::to_string(batch.rows), batch.pitch_elems, model.sizes.width(), kMaxPitch);
     const auto same = [&](const PreparedBatch& other) { return other.rows == batch.rows; };
     if (std::count_if(options.batches.begin(), options.batches.end(), same) > 1) {
       refuse("batch", std::to_string(batch.rows), "given twice");
@@ -116,7 +113,7 @@ std::string scratch_name(bool on_device, StageId stage, std::string_view kernel)
 PreparedLayer::Impl::Impl(Context& ctx, const LayerConfig& config, const LayerWeights& weights,
                           const PrepareOptions& options)
     : context(ctx.impl()),
-      owned(make_model(config, weights, context.memory())),
+      owned(make_model(config, weights, context.memory(), context.backend->alignment)),
       box(options.box),
       shard(shard_of(options.box)),
       max_context(options.max_context),
@@ -261,6 +258,9 @@ void PreparedLayer::Impl::reserve() {
     backend.pack(model(), packed.data(), context.threads);
     owned.model.packed = packed.data();
   }
+  const auto alignment = size_t(context.backend->alignment);
+  check_address("kv_cache", kv_cache.data, alignment).or_throw();
+  check_address("index_cache", index_cache.data, alignment).or_throw();
   if (proj) {
     gathered_uv = MemoryBlock(context.memory(), all_heads * kValue * kLatent * 2, "gathered W_UV");
     gather_value_weights(box->impl(), context.threads, model(), gathered_uv.data()).or_throw();

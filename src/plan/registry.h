@@ -92,6 +92,7 @@ struct Backend {
   std::optional<Error> (*offence_of)(const InputRecord& record, const InputCheckArgs& args) = nullptr;
 };
 
+  int alignment = 1;  ///< bytes at whose multiples weights and caches begin; prepare and prepare_cache refuse others
 /// The reference backend (src/backends/reference).
 const Backend& reference_backend();
 

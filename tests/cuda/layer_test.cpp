@@ -542,3 +542,15 @@ TEST(CudaLayer, ItemisesWhatItReserves) {
 
 }  // namespace
 }  // namespace dsacore
+  LayerWeights weights = in.weights;
+  for (TensorRef LayerWeights::*tensor : {&LayerWeights::q_b_proj, &LayerWeights::wq_b}) {
+    (weights.*tensor).data = static_cast<const std::byte*>((in.weights.*tensor).data) + 8;
+    EXPECT_EQ(test::error_of([&] { PreparedLayer(context, in.config, weights, options); }).allowed,
+              "must begin at a multiple of 16 bytes");
+    weights = in.weights;
+  }
+  EXPECT_EQ(refused([](Step& s) {
+              const auto* data = reinterpret_cast<const std::byte*>(s.slots.data()) + 4;
+              s.slots = View<const int64_t, 1>(reinterpret_cast<const int64_t*>(data), s.slots.extent(0));
+            }),
+            "slots");

@@ -146,6 +146,47 @@ TEST(CheckStep, PitchAndWidth) {
                            .with_pitch(b.step.projected.stride(0));
     b.expect_refused("projected width");
   }
+  for (int64_t pitch : {int64_t(2 * kValue - 1), kMaxPitch + 1}) {
+    Bench b;
+    b.step.out = b.step.out.with_pitch(pitch);
+    b.expect_refused("out pitch");
+  }
+}
+
+/// The same view, a byte further.
+template <class T, int Rank>
+void shift(View<T, Rank>& view) {
+  View<T, Rank> moved = view;
+  std::byte* data = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(view.data()));
+  if constexpr (Rank == 1) {
+    moved = View<T, Rank>(reinterpret_cast<T*>(data + 1), view.extent(0));
+  } else {
+    moved = View<T, Rank>(reinterpret_cast<T*>(data + 1), view.extent(0), view.extent(1)).with_pitch(view.stride(0));
+  }
+  view = moved;
+}
+
+TEST(CheckStep, ElementsThatStraddleTheirPlaces) {
+  const auto refused = [](const char* argument, auto member) {
+    Bench b(true);
+    shift(b.step.*member);
+    b.expect_refused(argument);
+  };
+  refused("projected", &Step::projected);
+  refused("slots", &Step::slots);
+  refused("index_slots", &Step::index_slots);
+  refused("block_table", &Step::block_table);
+  refused("index_block_table", &Step::index_block_table);
+  refused("seq_lens", &Step::seq_lens);
+  refused("out", &Step::out);
+}
+
+TEST(CheckStep, APageThatIsNotTheBoundOne) {
+  Bench b;
+  b.step.page = 128;
+  b.expect_refused("page");
+  b.step.page = 64;
+  EXPECT_TRUE(b.layer->run(b.step).ok());
 }
 
 TEST(CheckStep, Slots) {

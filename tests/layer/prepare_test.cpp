@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "dsacore/version.h"
+#include "layer/context.h"
 #include "support/layer.h"
 
 namespace dsacore {
@@ -51,9 +52,12 @@ INSTANTIATE_TEST_SUITE_P(
                       OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = 0; }},
                       OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = kMaxContext + 1; }},
                       OptionRefusal{"cache_pages", [](PrepareOptions& o) { o.cache_pages = -1; }},
+                      OptionRefusal{"pitch of batch 4",
+                                    [](PrepareOptions& o) { o.batches[0].pitch_elems = kMaxPitch + 1; }},
                       OptionRefusal{"overlap", [](PrepareOptions& o) { o.overlap = "sideways"; }},
                       OptionRefusal{"kernels", [](PrepareOptions& o) { o.kernels = "nothing=x"; }},
-                      OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=missing"; }}));
+                      OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=missing"; }},
+                      OptionRefusal{"kernel of query", [](PrepareOptions& o) { o.kernels = "query=many_rows"; }}));
 
 struct CacheRefusal {
   const char* argument;
@@ -128,6 +132,50 @@ TEST(Prepare, ReportsItsChoicesAndReservations) {
     total += item.bytes;
   }
   EXPECT_GE(total, 16 * 2 * kQueryRow * 2 + 16 * 2 * kLatent * 2);
+}
+
+/// A host backend with a device's demand on addresses.
+struct AlignedContext {
+  AlignedContext() : backend(*context.impl().backend) {
+    backend.alignment = 16;
+    context.impl().backend = &backend;
+  }
+  Context context{{.threads = 1}};
+  Backend backend;
+};
+
+TEST(Prepare, WeightsBeginWhereTheBackendCanReadThem) {
+  const Case c = small_case();
+  const std::pair<const char*, TensorRef LayerWeights::*> tensors[] = {
+      {"q_a_layernorm.weight", &LayerWeights::q_a_layernorm}, {"kv_a_layernorm.weight", &LayerWeights::kv_a_layernorm},
+      {"q_b_proj.weight", &LayerWeights::q_b_proj},           {"kv_b_proj.weight", &LayerWeights::kv_b_proj},
+      {"indexer.wq_b.weight", &LayerWeights::wq_b},
+  };
+  for (const auto& [name, tensor] : tensors) {
+    AlignedContext aligned;
+    LayerWeights weights = c.weights;
+    (weights.*tensor).data = static_cast<const std::byte*>((weights.*tensor).data) + 8;
+    const Error error =
+        test::error_of([&] { PreparedLayer(aligned.context, c.config, weights, test::options_for(c)); });
+    EXPECT_EQ(error.code, ErrorCode::kRefused);
+    EXPECT_EQ(error.argument, name);
+    EXPECT_EQ(error.allowed, "must begin at a multiple of 16 bytes");
+    EXPECT_TRUE(aligned.context.reserved().empty());
+  }
+}
+
+TEST(PrepareCache, CachesBeginWhereTheBackendCanReadThem) {
+  const Case c = small_case();
+  AlignedContext aligned;
+  PreparedLayer layer(aligned.context, c.config, c.weights, test::options_for(c));
+  KvCache kv = c.kv;
+  IndexCache index = c.index;
+  kv.data += 4;
+  EXPECT_EQ(test::error_of([&] { layer.prepare_cache(kv, index); }).argument, "kv_cache");
+  kv = c.kv;
+  index.data += 8;
+  EXPECT_EQ(test::error_of([&] { layer.prepare_cache(kv, index); }).argument, "index_cache");
+  layer.prepare_cache(kv, c.index);
 }
 
 TEST(Prepare, OverlapModesAreAcceptedAndListed) {

@@ -29,7 +29,8 @@ const Backend& cuda_backend() {
                                   .norm = kNormKernels,
                                   .pad = cuda::enqueue_pad,
                                   .check_inputs = cuda::enqueue_input_check,
-                                  .offence_of = cuda::offence_of};
+                                  .offence_of = cuda::offence_of,
+                                  .alignment = 16};
   return backend;
 }
 
