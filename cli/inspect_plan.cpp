@@ -18,10 +18,15 @@ nlohmann::ordered_json plan_json(const ProblemShape& shape, const RunOptions& op
     stages.push_back({{"stage", stage.name}, {"kernel", stage.kernel}, {"others", others}});
   }
   for (const ReservedItem& item : plan.reserved) reserved.push_back({{"name", item.name}, {"bytes", item.bytes}});
-  nlohmann::ordered_json out = {{"shape", shape.text()}, {"backend", name_of(options.backend)},
-                                {"target", plan.target}, {"threads", plan.threads},
-                                {"tables", plan.tables}, {"overlap", plan.overlap},
-                                {"stages", stages},      {"reserved_bytes", plan.reserved_bytes},
+  nlohmann::ordered_json out = {{"shape", shape.text()},
+                                {"backend", name_of(options.backend)},
+                                {"target", plan.target},
+                                {"threads", plan.threads},
+                                {"tables", plan.tables},
+                                {"plan_rows", plan.rows},
+                                {"overlap", plan.overlap},
+                                {"stages", stages},
+                                {"reserved_bytes", plan.reserved_bytes},
                                 {"reserved", reserved}};
   if (!plan.partial.empty()) out["partial"] = plan.partial;
   return out;
@@ -47,7 +52,7 @@ int inspect_plan(const std::string& text, const RunOptions& options, bool json) 
                   other.kernel + ": " + other.reason});
     }
   }
-  fmt::print("{}\noverlap {}{}\n\n", stages.text(), plan.overlap,
+  fmt::print("{}\nplan for {} rows, overlap {}{}\n\n", stages.text(), plan.rows, plan.overlap,
              plan.partial.empty() ? "" : ", partial results as " + plan.partial);
   Table reserved({{"reserved", false}, {"bytes", true}});
   for (const ReservedItem& item : plan.reserved) {

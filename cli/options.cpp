@@ -49,11 +49,18 @@ void add_machine(CLI::App& app, RunOptions& options) {
 void add_plan(CLI::App& app, RunOptions& options) {
   add_text(app, "--overlap", options.overlap, "TABLE", kOverlapHelp);
   add_kernels(app, options.kernels);
+  app.add_option("--plan-rows", options.plan_rows,
+                 "Row capacities (1..256) of plans and scratch that the batches below them share, such as 16,64; the "
+                 "output has the same bits with and without")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("N");
 }
 
 void add_kernels(CLI::App& app, std::string& kernels) {
   add_text(app, "--kernels", kernels, "TABLES",
-           "Kernels of stages by rows, such as value=wide or query=1-8:fused;value=wide (default: the tables')");
+           "Kernels of stages by rows, such as value=wide or query=1-8:fused;value=wide, or several to choose from, "
+           "a|b (default: the tables')");
 }
 
 void add_device(CLI::App& app, RunOptions& options) {

@@ -71,7 +71,7 @@ CLI::Option* add_backend(CLI::App& app, BackendKind& backend);
 /// --cpu-target, --threads, --tables.
 void add_machine(CLI::App& app, RunOptions& options);
 
-/// --overlap, --kernels.
+/// --overlap, --kernels, --plan-rows.
 void add_plan(CLI::App& app, RunOptions& options);
 void add_kernels(CLI::App& app, std::string& kernels);
 inline constexpr const char* kOverlapHelp =

@@ -55,6 +55,10 @@ class Context {
   std::string_view cpu_target() const;
   /// Scratch shared by all layers prepared so far.
   std::vector<ReservedItem> reserved() const;
+  /// Plans of all layers prepared so far: kernels, overlap mode and launches for a number of rows and a q. Layers of
+  /// equal sizes, formats, topk, max_context and tables share them; what is a layer's own is its weights (packed, where
+  /// the backend packs them) and its caches.
+  int plans() const;
 
   class Impl;
   Impl& impl() const { return *impl_; }
@@ -76,7 +80,13 @@ struct PrepareOptions {
   int64_t cache_pages =
       0;                  ///< pages of 64 tokens in the index cache; 0: unknown. Bounds the context and so the scratch
   std::string overlap{};  ///< "rows:mode,..." or a mode; empty: the table's
-  std::string kernels{};  ///< "stage=rows:name,...;..." ; empty: the table's
+  /// "stage=rows:name,...;...": the kernels that each stage may choose from, `auto` (all), a name, or several `a|b`;
+  /// empty: the table's.
+  std::string kernels{};
+  /// Row capacities, each 1..256: the plan and the scratch of the smallest one that holds a batch serve it too, so that
+  /// scratch is as large from the first layer on as any batch up to there needs. A batch for which other kernels or
+  /// another mode would be chosen keeps a plan of its own: `out` has the same bits with and without.
+  std::vector<int> plan_rows{};
   /// cuda: every run first checks slots, lengths and tables on the device, which the host cannot read, and a step that
   /// points outside its caches writes nothing but zeros: see `inputs_status`. The other backends always check.
   bool check_inputs = false;
@@ -148,7 +158,8 @@ class PreparedLayer {
   View<const std::byte, 3> query() const;  ///< `stages().query`
   /// Packed weights of this layer and the context's shared scratch, itemised.
   std::vector<ReservedItem> reserved_bytes() const;
-  /// One line a (B, q): the kernel of each stage and the overlap mode.
+  /// One line a (B, q): the kernel of each stage, the overlap mode, and `plan_rows` where the plan is one for more
+  /// rows.
   std::vector<std::string> choices() const;
   /// From now on `run` appends a time per stage to `*times` (null: stop). The vector must have capacity to spare. The
   /// cuda backend, which does not wait, appends nothing.

@@ -43,6 +43,8 @@ struct LayerSizes {
   constexpr int64_t wk_at() const { return gate_at() + int64_t(heads) * kValue; }
   constexpr int64_t wv_at() const { return wk_at() + kIndexDim; }
   constexpr int64_t width() const { return wv_at() + index_heads; }
+
+  bool operator==(const LayerSizes&) const = default;
 };
 
 /// A layer's constants.

@@ -5,8 +5,7 @@
 
 #include "layer/context.h"
 #include "memory/memory.h"
-#include "plan/choose.h"
-#include "plan/tables.h"
+#include "plan/plan.h"
 
 namespace dsacore {
 namespace {
@@ -41,10 +40,10 @@ ZeroLayer zero_layer(const ProblemShape& shape, Memory& memory) {
   return layer;
 }
 
-/// What a prepare of one rank says.
+/// What a prepare of one rank leaves.
 struct Prepared {
   std::vector<ReservedItem> reserved;
-  OverlapMode overlap = OverlapMode::kSerial;
+  Plan plan;
 };
 
 Prepared prepare(Context& context, const ZeroLayer& layer, const ProblemShape& shape, const RunOptions& options,
@@ -55,9 +54,10 @@ Prepared prepare(Context& context, const ZeroLayer& layer, const ProblemShape& s
   prepare.max_context = shape.length;
   prepare.overlap = options.overlap;
   prepare.kernels = options.kernels;
+  prepare.plan_rows = options.plan_rows;
   prepare.box = box;
   const PreparedLayer prepared(context, layer.config, layer.weights, prepare);
-  return {prepared.reserved_bytes(), prepared.overlap(shape.rows, shape.q)};
+  return {prepared.reserved_bytes(), context.impl().plans.last()};
 }
 
 /// Of one rank of several; prepare is collective.
@@ -95,26 +95,6 @@ Prepared prepare_ranks(const ContextOptions& context_options, const ZeroLayer& l
   return first;
 }
 
-template <class Args>
-void add_stage(PlanReport& report, StageId id, std::span<const Kernel<Args>> kernels, const ShapeKey& key,
-               const Tables& tables) {
-  const Choice<Args> choice = choose(id, kernels, key, tables.kernels[static_cast<size_t>(id)]);
-  PlanReport::Stage stage{std::string(name_of(id)), std::string(choice.kernel->name), {}};
-  for (const PassedOver& other : choice.others) stage.others.push_back({std::string(other.kernel), other.reason});
-  report.stages.push_back(std::move(stage));
-}
-
-void add_stages(PlanReport& report, const Backend& backend, const ShapeKey& key, const Tables& tables) {
-  add_stage(report, StageId::kQuery, backend.query, key, tables);
-  add_stage(report, StageId::kIndexProjection, backend.index_projection, key, tables);
-  add_stage(report, StageId::kIndexer, backend.indexer, key, tables);
-  if (key.ranks > 1) add_stage(report, StageId::kCandidateMerge, backend.candidate_merge, key, tables);
-  add_stage(report, StageId::kSparseCore, backend.sparse_core, key, tables);
-  if (key.ranks > 1) add_stage(report, StageId::kPartialMerge, backend.partial_merge, key, tables);
-  add_stage(report, StageId::kValueProjection, backend.value, key, tables);
-  if (key.ranks > 1) add_stage(report, StageId::kGate, backend.gate, key, tables);
-}
-
 }  // namespace
 
 PlanReport plan_report(const ProblemShape& shape, const RunOptions& options) {
@@ -127,28 +107,20 @@ PlanReport plan_report(const ProblemShape& shape, const RunOptions& options) {
   report.target = context.cpu_target();
   report.threads = context.threads();
   report.tables = impl.tables_source;
-  Tables tables = read_tables(impl.tables_text, impl.tables_source, impl.backend->name, impl.backend->target,
-                              shape.heads * shape.ranks);
-  override_tables(tables, options.kernels, options.overlap);
-  const int64_t longest =
-      shape.ranks == 1 ? shape.length : std::min<int64_t>(shape.length, shape.length / shape.ranks + shape.interleave);
-  const ShapeKey key{{shape.q_lora, shape.heads, shape.index_heads},
-                     shape.kv_format,
-                     shape.index_format,
-                     shape.topk,
-                     shape.rows,
-                     shape.q,
-                     shape.ranks,
-                     longest};
-  add_stages(report, *impl.backend, key, tables);
-  if (shape.ranks > 1) {
-    report.partial = options.partial != PartialFormat::kAuto ? name_of(options.partial)
-                                                             : tables.partial.find(shape.rows).value_or("bf16");
-  }
   const ZeroLayer layer = zero_layer(shape, context.impl().memory());
   Prepared prepared = shape.ranks == 1 ? prepare(context, layer, shape, options, nullptr)
                                        : prepare_ranks(context_options, layer, shape, options);
-  report.overlap = name_of(prepared.overlap);
+  const Plan& plan = prepared.plan;
+  plan.for_each_kernel([&](StageId id, const auto& kernel) {
+    PlanReport::Stage stage{std::string(name_of(id)), std::string(kernel.name), {}};
+    for (const PassedOver& other : plan.others[static_cast<size_t>(id)]) {
+      stage.others.push_back({std::string(other.kernel), other.reason});
+    }
+    report.stages.push_back(std::move(stage));
+  });
+  report.rows = plan.key.shape.rows;
+  report.overlap = name_of(plan.overlap);
+  if (shape.ranks > 1) report.partial = name_of(plan.partial());
   report.reserved = std::move(prepared.reserved);
   for (const ReservedItem& item : report.reserved) report.reserved_bytes += item.bytes;
   return report;

@@ -1,5 +1,5 @@
-// What would be chosen and reserved for a shape, and why not the other kernels: a real prepare with weights of zeros,
-// and the choice of each stage in words. What `dsacore inspect --plan` prints.
+// What would be chosen and reserved for a shape, and why not the other kernels: the plan of a real prepare with weights
+// of zeros, in words. What `dsacore inspect --plan` prints.
 #pragma once
 
 #include <string>
@@ -21,15 +21,17 @@ struct PlanReport {
   };
   std::string target;
   int threads = 0;
-  std::string tables;  ///< where the tables came from
-  std::vector<Stage> stages;
+  std::string tables;                  ///< where the tables came from
+  std::vector<Stage> stages;           ///< that run in this mode
+  int rows = 0;                        ///< of the plan: B, or the capacity of `plan_rows` that serves it
   std::string overlap;                 ///< mode, after the fallbacks
   std::string partial;                 ///< under DCP, else empty
   std::vector<ReservedItem> reserved;  ///< of one rank
   int64_t reserved_bytes = 0;
 };
 
-/// `options`: backend, target, threads (of all ranks), tables, overlap, partial, deadline. Throws what prepare throws.
+/// `options`: backend, target, threads (of all ranks), tables, overlap, kernels, plan_rows, partial, deadline. Throws
+/// what prepare throws.
 PlanReport plan_report(const ProblemShape& shape, const RunOptions& options);
 
 }  // namespace dsacore

@@ -229,6 +229,7 @@ PrepareOptions prepare_options_of(const Inputs& host, const RunOptions& options)
   prepare.cache_pages = host.index.pages;
   prepare.overlap = options.overlap;
   prepare.kernels = options.kernels;
+  prepare.plan_rows = options.plan_rows;
   prepare.check_inputs = options.check_inputs;
   return prepare;
 }

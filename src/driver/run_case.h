@@ -19,8 +19,9 @@ struct RunOptions {
   std::string cpu_target;  ///< empty: the best
   int threads = 0;         ///< of all ranks together; 0: DSACORE_THREADS, else every core
   std::string tables_file;
-  std::string overlap;  ///< of `PrepareOptions`, as is `kernels`
+  std::string overlap;  ///< of `PrepareOptions`, as are `kernels` and `plan_rows`
   std::string kernels;
+  std::vector<int> plan_rows;
   int dcp = 1;         ///< D
   int interleave = 1;  ///< I
   PartialFormat partial = PartialFormat::kAuto;

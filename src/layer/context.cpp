@@ -66,6 +66,7 @@ Context::Impl::Impl(const ContextOptions& options)
       kind(options.backend),
       threads(device != nullptr ? 1 : thread_count(options.threads)),
       arena(memory()),
+      plans(device.get()),
       on_choice(options.on_choice) {
   const std::string file = !options.tables_file.empty() ? options.tables_file : environment("DSACORE_TABLES");
   if (file.empty()) {
@@ -87,5 +88,6 @@ BackendKind Context::backend() const { return impl_->kind; }
 int Context::threads() const { return impl_->threads.count(); }
 std::string_view Context::cpu_target() const { return impl_->backend->target; }
 std::vector<ReservedItem> Context::reserved() const { return impl_->arena.items(); }
+int Context::plans() const { return impl_->plans.size(); }
 
 }  // namespace dsacore

@@ -7,6 +7,7 @@
 #include "dsacore/layer.h"
 #include "plan/arena.h"
 #include "plan/device.h"
+#include "plan/plan.h"
 #include "plan/registry.h"
 #include "threads/threads.h"
 
@@ -24,6 +25,7 @@ class Context::Impl {
   BackendKind kind = BackendKind::kCpu;
   Threads threads;
   ScratchArena arena;
+  Plans plans;
   std::string tables_text;
   std::string tables_source;
   std::function<void(std::string_view)> on_choice;

@@ -11,9 +11,7 @@
 #include "layer/context.h"
 #include "layer/model.h"
 #include "memory/memory.h"
-#include "plan/choose.h"
-#include "plan/overlap.h"
-#include "plan/tables.h"
+#include "plan/plan.h"
 
 namespace dsacore {
 
@@ -23,41 +21,12 @@ struct KernelScratch {
   int64_t bytes = 0;
 };
 
-/// The plan of one prepared (B, q).
+/// One prepared (B, q) of a layer.
 struct PreparedShape {
   ShapeKey key;
   int64_t pitch_elems = 0;
-  OverlapMode overlap = OverlapMode::kSerial;    ///< host backends: as asked for, though they run it as serial
-  LaunchList launches;                           ///< of one rank
-  PartialFormat partial = PartialFormat::kBf16;  ///< under DCP
-  const Kernel<NormArgs>* norm = nullptr;        ///< null: no mode that runs needs it
-  const Kernel<QueryArgs>* query = nullptr;
-  const Kernel<IndexProjectionArgs>* index_projection = nullptr;
-  const Kernel<IndexProjectionArgs>* front = nullptr;  ///< what the front modes take instead; null: there is none
-  const Kernel<IndexerArgs>* indexer = nullptr;
-  const Kernel<CandidateMergeArgs>* candidate_merge = nullptr;
-  const Kernel<SparseCoreArgs>* sparse_core = nullptr;
-  const Kernel<PartialMergeArgs>* partial_merge = nullptr;
-  const Kernel<ValueArgs>* value = nullptr;
-  const Kernel<GateArgs>* gate = nullptr;
-  std::array<KernelScratch, kStages> scratch;  ///< by StageId
-
-  /// Calls `visit(stage, kernel)` for each chosen kernel.
-  template <class Visit>
-  void for_each_kernel(Visit visit) const {
-    const auto one = [&](StageId stage, const auto* kernel) {
-      if (kernel != nullptr) visit(stage, *kernel);
-    };
-    one(StageId::kNorm, norm);
-    one(StageId::kQuery, query);
-    one(StageId::kIndexProjection, index_projection);
-    one(StageId::kIndexer, indexer);
-    one(StageId::kCandidateMerge, candidate_merge);
-    one(StageId::kSparseCore, sparse_core);
-    one(StageId::kPartialMerge, partial_merge);
-    one(StageId::kValueProjection, value);
-    one(StageId::kGate, gate);
-  }
+  const Plan* plan = nullptr;                  ///< of the context; for B or more rows
+  std::array<KernelScratch, kStages> scratch;  ///< by StageId, for B rows
 };
 
 /// The tensors between the stages, as records in the context's arena.
@@ -129,8 +98,8 @@ class PreparedLayer::Impl {
   std::vector<StageTime>* times = nullptr;
 
  private:
-  void choose_kernels(const PrepareOptions& options);
-  void plan_launches(PreparedShape& shape, OverlapMode wanted, OverlapMode unfused);
+  void choose_plans(const PrepareOptions& options);
+  Plan choose_plan(const PrepareOptions& options, const Tables& tables, const ShapeKey& shape) const;
   void reserve();
 
   Status check_shapes(const Step& step, const PreparedShape** shape) const;

@@ -27,6 +27,7 @@ void check_options(const LayerModel& model, const PrepareOptions& options) {
   require_range("max_context", options.max_context, 1, kMaxContext);
   require_range("cache_pages", options.cache_pages, 0, std::numeric_limits<int32_t>::max());
   for (int q : options.queries) require_range("q", q, 1, kMaxQ);
+  for (int rows : options.plan_rows) require_range("plan_rows", rows, 1, kMaxRows);
   for (const PreparedBatch& batch : options.batches) {
     require_range("batch", batch.rows, 1, kMaxRows);
     require_range("pitch of batch " + std::to_string(batch.rows), batch.pitch_elems, model.sizes.width(), kMaxPitch);
@@ -68,14 +69,14 @@ int64_t local_context(const RankShard& shard, int64_t max_context, int64_t cache
   return cache_pages == 0 ? local : std::min(local, cache_pages * kIndexPage);
 }
 
-/// The index projection of the front modes: the first front that accepts and that the table does not speak against.
-const Kernel<IndexProjectionArgs>* find_front(std::span<const Kernel<IndexProjectionArgs>> kernels, const ShapeKey& key,
-                                              const RowTable& table) {
-  const std::string_view wanted = table.find(key.rows).value_or("auto");
-  for (const Kernel<IndexProjectionArgs>& kernel : kernels) {
-    if (kernel.front && (wanted == "auto" || wanted == kernel.name) && kernel.accepts(key).ok) return &kernel;
+/// The smallest capacity that holds a batch of requests of q rows, in whole requests; the batch itself where there is
+/// none.
+int capacity_of(const std::vector<int>& capacities, int rows, int q) {
+  int best = kMaxRows + 1;
+  for (int capacity : capacities) {
+    if (capacity >= rows) best = std::min(best, capacity / q * q);
   }
-  return nullptr;
+  return best <= kMaxRows ? best : rows;
 }
 
 /// What a prepare reserves in the context's arena, named, before any of it is: so that too much is refused whole.
@@ -125,82 +126,51 @@ PreparedLayer::Impl::Impl(Context& ctx, const LayerConfig& config, const LayerWe
   if (box != nullptr && context.device != nullptr) {
     throw Exception({ErrorCode::kUnsupported, "box", "given", "the cuda backend runs one rank"});
   }
-  choose_kernels(options);
+  choose_plans(options);
   reserve();
-  for (const PreparedShape& s : shapes) {
-    s.for_each_kernel([&](StageId, const auto& kernel) {
-      if (kernel.prepare != nullptr) kernel.prepare(s.key);
-    });
-  }
 }
 
-void PreparedLayer::Impl::choose_kernels(const PrepareOptions& options) {
-  const Backend& backend = *context.backend;
+void PreparedLayer::Impl::choose_plans(const PrepareOptions& options) {
+  const LayerConfig& config = model().config;
   const LayerSizes& sizes = model().sizes;
-  Tables tables =
-      read_tables(context.tables_text, context.tables_source, backend.name, backend.target, sizes.heads * shard.ranks);
+  Tables tables = read_tables(context.tables_text, context.tables_source, context.backend->name,
+                              context.backend->target, sizes.heads * shard.ranks);
   override_tables(tables, options.kernels, options.overlap);
-  const auto table = [&](StageId stage) -> const RowTable& { return tables.kernels[static_cast<size_t>(stage)]; };
   const int64_t longest = local_context(shard, max_context, cache_pages);
 
+  std::vector<Plan> plans;
   for (const PreparedBatch& batch : options.batches) {
     for (int q : options.queries) {
       if (batch.rows % q != 0) continue;
       PreparedShape s;
-      s.key = {sizes,
-               model().config.kv_format,
-               model().config.index_format,
-               model().config.topk,
-               batch.rows,
-               q,
-               shard.ranks,
-               longest};
+      s.key = {sizes, config.kv_format, config.index_format, config.topk, batch.rows, q, shard.ranks, longest};
       s.pitch_elems = batch.pitch_elems;
-      s.query = choose(StageId::kQuery, backend.query, s.key, table(StageId::kQuery)).kernel;
-      s.index_projection =
-          choose(StageId::kIndexProjection, backend.index_projection, s.key, table(StageId::kIndexProjection)).kernel;
-      s.front = find_front(backend.index_projection, s.key, table(StageId::kIndexProjection));
-      s.indexer = choose(StageId::kIndexer, backend.indexer, s.key, table(StageId::kIndexer)).kernel;
-      s.sparse_core = choose(StageId::kSparseCore, backend.sparse_core, s.key, table(StageId::kSparseCore)).kernel;
-      s.value = choose(StageId::kValueProjection, backend.value, s.key, table(StageId::kValueProjection)).kernel;
-      if (box != nullptr) {
-        s.partial = box->options().partial;
-        if (s.partial == PartialFormat::kAuto) {
-          s.partial =
-              partial_format_of(tables.partial.find(batch.rows).value_or("bf16")).value_or(PartialFormat::kBf16);
-        }
-        s.candidate_merge =
-            choose(StageId::kCandidateMerge, backend.candidate_merge, s.key, table(StageId::kCandidateMerge)).kernel;
-        s.partial_merge =
-            choose(StageId::kPartialMerge, backend.partial_merge, s.key, table(StageId::kPartialMerge)).kernel;
-        s.gate = choose(StageId::kGate, backend.gate, s.key, table(StageId::kGate)).kernel;
-      }
-      plan_launches(s, tables.overlap_of(batch.rows), tables.unfused_overlap_of(batch.rows));
+      plans.push_back(choose_plan(options, tables, s.key));
       shapes.push_back(s);
     }
   }
   if (shapes.empty()) refuse("batches, queries", "no batch is a multiple of a q", "B % q == 0 for at least one pair");
+  for (size_t i = 0; i < shapes.size(); ++i) shapes[i].plan = &context.plans.keep(plans[i]);
 }
 
-void PreparedLayer::Impl::plan_launches(PreparedShape& shape, OverlapMode wanted, OverlapMode unfused) {
-  const std::span<const Kernel<NormArgs>> norms = context.backend->norm;
-  const auto accepting =
-      std::find_if(norms.begin(), norms.end(), [&](const Kernel<NormArgs>& k) { return k.accepts(shape.key).ok; });
-  OverlapTraits traits;
-  traits.ranks = shard.ranks;
-  traits.has_side = context.device != nullptr;
-  traits.norm = accepting != norms.end() && !shape.index_projection->front;
-  traits.front = shape.front != nullptr;
-  traits.split_query = shape.query->split;
-  traits.fused_indexer = shape.indexer->fused;
-  const OverlapMode mode = effective_mode(wanted, unfused, traits);
-  if (mode == OverlapMode::kFront || mode == OverlapMode::kLateFront) shape.index_projection = shape.front;
-  shape.for_each_kernel(
-      [&](StageId stage, const auto& kernel) { traits.held[static_cast<size_t>(stage)] = kernel.held; });
-  shape.launches = LaunchList(mode, traits);
-  shape.overlap = context.device != nullptr ? mode : wanted;
-  if (shape.launches.has_norm()) shape.norm = &*accepting;
-  if (shape.launches.uses_side()) context.device->open_side();
+/// The plan of the capacity that holds the shape, where there is one that runs as the shape's own would.
+Plan PreparedLayer::Impl::choose_plan(const PrepareOptions& options, const Tables& tables,
+                                      const ShapeKey& shape) const {
+  const auto plan_of_rows = [&](int rows) {
+    ShapeKey key = shape;
+    key.rows = rows;
+    const auto partial = box != nullptr ? std::optional(box->options().partial) : std::nullopt;
+    return make_plan(*context.backend, context.device != nullptr, plan_key(key, tables, partial));
+  };
+  Plan own = plan_of_rows(shape.rows);
+  const int capacity = capacity_of(options.plan_rows, shape.rows, shape.q);
+  if (capacity == shape.rows) return own;
+  try {
+    Plan shared = plan_of_rows(capacity);
+    return run_alike(own, shared) ? shared : own;
+  } catch (const Exception&) {  // the kernels that it may choose from do not take so many rows
+    return own;
+  }
 }
 
 void PreparedLayer::Impl::reserve() {
@@ -212,12 +182,15 @@ void PreparedLayer::Impl::reserve() {
   bool proj = false;
   Bookings bookings;
   for (PreparedShape& s : shapes) {
-    rows = std::max<int64_t>(rows, s.key.rows);
-    proj = proj || (box != nullptr && s.partial == PartialFormat::kProj);
-    s.for_each_kernel([&](StageId stage, const auto& kernel) {
+    const ShapeKey& capacity = s.plan->key.shape;
+    rows = std::max<int64_t>(rows, capacity.rows);
+    proj = proj || s.plan->partial() == PartialFormat::kProj;
+    s.plan->for_each_kernel([&](StageId stage, const auto& kernel) {
       KernelScratch& scratch = s.scratch[static_cast<size_t>(stage)];
-      scratch.bytes = kernel.scratch_bytes(s.key, context.threads.count());
-      bookings.add(scratch.block, scratch_name(context.device != nullptr, stage, kernel.name), scratch.bytes);
+      const int threads = context.threads.count();
+      scratch.bytes = kernel.scratch_bytes(s.key, threads);  // what the batch's own plan would give it: the same bits
+      bookings.add(scratch.block, scratch_name(context.device != nullptr, stage, kernel.name),
+                   std::max(scratch.bytes, kernel.scratch_bytes(capacity, threads)));
     });
   }
   StageBuffers& b = buffers;
@@ -258,9 +231,6 @@ void PreparedLayer::Impl::reserve() {
     backend.pack(model(), packed.data(), context.threads);
     owned.model.packed = packed.data();
   }
-  const auto alignment = size_t(context.backend->alignment);
-  check_address("kv_cache", kv_cache.data, alignment).or_throw();
-  check_address("index_cache", index_cache.data, alignment).or_throw();
   if (proj) {
     gathered_uv = MemoryBlock(context.memory(), all_heads * kValue * kLatent * 2, "gathered W_UV");
     gather_value_weights(box->impl(), context.threads, model(), gathered_uv.data()).or_throw();
@@ -288,6 +258,9 @@ void PreparedLayer::Impl::bind(const KvCache& kv_cache, const IndexCache& index_
   }
   if (kv_cache.data == nullptr) refuse("kv_cache", "null", "must point to the cache");
   if (index_cache.data == nullptr) refuse("index_cache", "null", "must point to the cache");
+  const auto alignment = size_t(context.backend->alignment);
+  check_address("kv_cache", kv_cache.data, alignment).or_throw();
+  check_address("index_cache", index_cache.data, alignment).or_throw();
   context.memory().require_own(kv_cache.data, "kv_cache");
   context.memory().require_own(index_cache.data, "index_cache");
   if (kv_cache.page < kIndexPage || kv_cache.page % kIndexPage != 0) {
@@ -345,22 +318,15 @@ std::vector<ReservedItem> PreparedLayer::reserved_bytes() const {
 std::vector<std::string> PreparedLayer::choices() const {
   std::vector<std::string> lines;
   for (const PreparedShape& s : impl_->shapes) {
+    const Plan& plan = *s.plan;
     std::string line = "B=" + std::to_string(s.key.rows) + " q=" + std::to_string(s.key.q);
-    const auto add = [&](StageId stage, std::string_view kernel) {
-      line += " " + std::string(name_of(stage)) + "=" + std::string(kernel);
-    };
-    if (s.norm != nullptr) add(StageId::kNorm, s.norm->name);
-    add(StageId::kQuery, s.query->name);
-    add(StageId::kIndexProjection, s.index_projection->name);
-    add(StageId::kIndexer, s.indexer->name);
-    add(StageId::kSparseCore, s.sparse_core->name);
-    add(StageId::kValueProjection, s.value->name);
-    if (impl_->box != nullptr) {
-      add(StageId::kCandidateMerge, s.candidate_merge->name);
-      add(StageId::kPartialMerge, s.partial_merge->name);
-      line += " partial=" + std::string(name_of(s.partial));
-    }
-    lines.push_back(line + " overlap=" + std::string(name_of(s.overlap)));
+    plan.for_each_kernel([&](StageId stage, const auto& kernel) {
+      line += " " + std::string(name_of(stage)) + "=" + std::string(kernel.name);
+    });
+    if (plan.key.partial) line += " partial=" + std::string(name_of(plan.partial()));
+    line += " overlap=" + std::string(name_of(plan.overlap));
+    if (plan.key.shape.rows != s.key.rows) line += " plan_rows=" + std::to_string(plan.key.shape.rows);
+    lines.push_back(std::move(line));
   }
   return lines;
 }

@@ -98,7 +98,7 @@ Status PreparedLayer::Impl::run_stage(const Step& step, StageId stage, Queue que
     const DeviceScope scope(context.device.get());
     const PreparedShape* shape = nullptr;
     if (Status s = check(step, &shape); !s.ok()) return s;
-    const bool there = std::any_of(shape->launches.begin(), shape->launches.end(),
+    const bool there = std::any_of(shape->plan->launches.begin(), shape->plan->launches.end(),
                                    [&](const Launch& launch) { return launch.stage == stage; });
     if (box != nullptr || !there) {
       return Status({ErrorCode::kRefused, "stage", std::string(name_of(stage)), "a stage of a step of one rank"});
@@ -113,7 +113,7 @@ std::vector<std::string_view> PreparedLayer::Impl::stage_names(int rows, int q) 
   std::vector<std::string_view> names;
   const PreparedShape* shape = find_shape(rows, q);
   if (shape == nullptr) return names;
-  for (const Launch& launch : shape->launches) names.push_back(name_of(launch.stage));
+  for (const Launch& launch : shape->plan->launches) names.push_back(name_of(launch.stage));
   return names;
 }
 
@@ -124,7 +124,7 @@ PreparedLayer::Impl::RunState PreparedLayer::Impl::begin(const Step& step, const
   const int64_t all = step.batch;
   const int64_t rows = step.seq_lens.extent(0) * step.q;
   last_rows = step.batch;
-  last_partial = shape.partial;
+  last_partial = shape.plan->partial();
   return {.step = step,
           .shape = shape,
           .rows = rows,
@@ -204,7 +204,7 @@ Status PreparedLayer::Impl::run_stages(const Step& given, const PreparedShape& s
 
 /// One rank: the launches of the shape's overlap mode, each on its lane.
 void PreparedLayer::Impl::run_launches(RunState& s) {
-  const LaunchList& launches = s.shape.launches;
+  const LaunchList& launches = s.shape.plan->launches;
   const Queue main = s.workspace.queue;
   if (launches.uses_side()) context.device->order(main, context.device->side());
   for (const Launch& launch : launches) {
@@ -226,22 +226,22 @@ IndexerArgs PreparedLayer::Impl::indexer_args(const RunState& s) const {
 /// One stage of one rank, with its inputs and outputs.
 void PreparedLayer::Impl::run_one(RunState& s, StageId stage) {
   const LayerModel& m = model();
-  const PreparedShape& shape = s.shape;
+  const Plan& plan = *s.shape.plan;
   switch (stage) {
-    case StageId::kNorm: s.run(stage, shape.norm, NormArgs{&m, s.step.projected, s.q_c}); break;
+    case StageId::kNorm: s.run(stage, plan.norm, NormArgs{&m, s.step.projected, s.q_c}); break;
     case StageId::kQuery:
-      s.run(stage, shape.query, QueryArgs{&m, s.step.projected, s.step.slots, kv, s.q_c, s.query});
+      s.run(stage, plan.query, QueryArgs{&m, s.step.projected, s.step.slots, kv, s.q_c, s.query});
       break;
     case StageId::kIndexProjection:
-      s.run(stage, shape.index_projection,
+      s.run(stage, plan.index_projection,
             IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights});
       break;
-    case StageId::kIndexer: s.run(stage, shape.indexer, indexer_args(s)); break;
+    case StageId::kIndexer: s.run(stage, plan.indexer, indexer_args(s)); break;
     case StageId::kSparseCore:
-      s.run(stage, shape.sparse_core, SparseCoreArgs{&m, s.query, s.topk_rows, s.valid, kv, s.latent, s.lse});
+      s.run(stage, plan.sparse_core, SparseCoreArgs{&m, s.query, s.topk_rows, s.valid, kv, s.latent, s.lse});
       break;
     case StageId::kValueProjection:
-      s.run(stage, shape.value,
+      s.run(stage, plan.value,
             ValueArgs{&m, s.latent, m.w_uv(), s.gate, s.step.out.first(s.rows), s.step.seq_lens, s.step.q});
       break;
     case StageId::kCandidateMerge:
@@ -253,11 +253,11 @@ void PreparedLayer::Impl::run_one(RunState& s, StageId stage) {
 /// Spec 7, steps 1 to 4. The query rows travel while this rank finds its candidates.
 Status PreparedLayer::Impl::run_ranks(RunState& s) {
   const LayerModel& m = model();
-  const PreparedShape& shape = s.shape;
+  const Plan& plan = *s.shape.plan;
   const int64_t heads = m.sizes.heads;
   const int64_t all_heads = heads * shard.ranks;
   const int64_t topk = m.config.topk;
-  const bool proj = shape.partial == PartialFormat::kProj;
+  const bool proj = plan.partial() == PartialFormat::kProj;
   BoxRun ranks(box->impl(), context.threads, {s.rows, s.step.q, proj ? kValue : kLatent, s.step.seq_lens});
 
   if (s.rows > 0) run_one(s, StageId::kQuery);  // 1
@@ -272,14 +272,14 @@ Status PreparedLayer::Impl::run_ranks(RunState& s) {
     args.topk_tokens = args.topk_rows = {};
     args.valid = {};
     args.candidates = candidates;
-    s.run(StageId::kIndexer, shape.indexer, args);
+    s.run(StageId::kIndexer, plan.indexer, args);
   }
   if (Status e = ranks.publish_candidates(candidates); !e.ok()) return e;
   const QueryRows all_query{buffers.all_query->data(), int(all_heads), s.query.element};
   if (Status e = ranks.collect_query(all_query); !e.ok()) return e;
   if (Status e = ranks.collect_candidates(all_candidates); !e.ok()) return e;
   if (s.rows > 0) {
-    s.run(StageId::kCandidateMerge, shape.candidate_merge,
+    s.run(StageId::kCandidateMerge, plan.candidate_merge,
           CandidateMergeArgs{&m, s.step.q, shard, s.step.seq_lens, s.step.block_table, kv.page, kv.stride_rows,
                              all_candidates, s.topk_tokens, s.valid, s.topk_rows, local_valid});
   }
@@ -287,7 +287,7 @@ Status PreparedLayer::Impl::run_ranks(RunState& s) {
   const auto partial_latent = view_of<BFloat16>(buffers.partial_latent, s.rows, all_heads, int64_t(kLatent));
   const auto partial_lse = view_of<float>(buffers.partial_lse, s.rows, all_heads);
   if (s.rows > 0) {  // 3
-    s.run(StageId::kSparseCore, shape.sparse_core,
+    s.run(StageId::kSparseCore, plan.sparse_core,
           SparseCoreArgs{&m, all_query, s.topk_rows, local_valid, kv, partial_latent, partial_lse});
   }
   View<const BFloat16, 3> partial = partial_latent;
@@ -296,7 +296,7 @@ Status PreparedLayer::Impl::run_ranks(RunState& s) {
     if (s.rows > 0) {
       const View<const BFloat16, 3> w_uv(reinterpret_cast<const BFloat16*>(gathered_uv.data()), all_heads, kValue,
                                          kLatent);
-      s.run(StageId::kValueProjection, shape.value, ValueArgs{&m, partial_latent, w_uv, {}, v});
+      s.run(StageId::kValueProjection, plan.value, ValueArgs{&m, partial_latent, w_uv, {}, v});
     }
     partial = View<const BFloat16, 3>(v.data(), s.rows, all_heads, kValue);
   }
@@ -306,13 +306,13 @@ Status PreparedLayer::Impl::run_ranks(RunState& s) {
   if (Status e = ranks.collect_partials(sent, sent_lse); !e.ok()) return e;
   if (s.rows == 0) return {};
   if (!proj) {
-    s.run(StageId::kPartialMerge, shape.partial_merge, PartialMergeArgs{sent, sent_lse, s.latent, s.lse});
+    s.run(StageId::kPartialMerge, plan.partial_merge, PartialMergeArgs{sent, sent_lse, s.latent, s.lse});
     run_one(s, StageId::kValueProjection);
     return {};
   }
   const auto merged = view_of<BFloat16>(buffers.merged_v, s.rows, heads, int64_t(kValue));
-  s.run(StageId::kPartialMerge, shape.partial_merge, PartialMergeArgs{sent, sent_lse, merged, s.lse});
-  s.run(StageId::kGate, shape.gate,
+  s.run(StageId::kPartialMerge, plan.partial_merge, PartialMergeArgs{sent, sent_lse, merged, s.lse});
+  s.run(StageId::kGate, plan.gate,
         GateArgs{View<const BFloat16, 2>(merged.data(), s.rows, heads * kValue), s.gate, s.step.out.first(s.rows)});
   return {};
 }
@@ -376,7 +376,7 @@ Status PreparedLayer::inputs_status() { return impl_->inputs_status(); }
 std::vector<std::string_view> PreparedLayer::stage_names(int rows, int q) const { return impl_->stage_names(rows, q); }
 OverlapMode PreparedLayer::overlap(int rows, int q) const {
   const PreparedShape* shape = impl_->find_shape(rows, q);
-  return shape != nullptr ? shape->overlap : OverlapMode::kSerial;
+  return shape != nullptr ? shape->plan->overlap : OverlapMode::kSerial;
 }
 StageViews PreparedLayer::stages() const { return impl_->stages(); }
 View<const std::byte, 3> PreparedLayer::query() const { return impl_->stages().query; }

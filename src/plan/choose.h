@@ -1,7 +1,8 @@
-// Chooses the kernel of a stage for a shape: the one that the table names, else the first that accepts; and tells why
-// not the others.
+// Chooses the kernel of a stage for a shape: the first that the tables let it take and that accepts; and tells why not
+// the others.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,7 +10,6 @@
 
 #include "dsacore/status.h"
 #include "plan/registry.h"
-#include "plan/row_table.h"
 #include "plan/stage_id.h"
 
 namespace dsacore {
@@ -26,32 +26,44 @@ struct Choice {
   std::vector<PassedOver> others;
 };
 
-/// Throws `kRefused` where the table names a kernel that does not exist or does not accept, `kUnsupported` where none
-/// accepts.
+/// The names in a table's word: `a|b`.
+std::vector<std::string_view> names_in(std::string_view word);
+/// Whether a table's word lets a kernel be taken: `auto` any, else those that it names.
+bool allows(std::string_view word, std::string_view kernel);
+
+/// `word` is what the tables say of the stage. Throws `kRefused` where it names a kernel that does not exist, or none
+/// that accepts; `kUnsupported` where it is `auto` and none accepts.
 template <class Args>
 Choice<Args> choose(StageId stage, std::span<const Kernel<Args>> kernels, const ShapeKey& shape,
-                    const RowTable& table) {
+                    std::string_view word) {
   const std::string argument = "kernel of " + std::string(name_of(stage));
-  const std::string_view wanted = table.find(shape.rows).value_or("auto");
+  const auto refuse = [&](std::string allowed) {
+    throw Exception({ErrorCode::kRefused, argument, std::string(word), std::move(allowed)});
+  };
   Choice<Args> choice;
-  std::string names;
+  std::string known = "auto";
   std::string reasons;
   for (const Kernel<Args>& kernel : kernels) {
-    names += (names.empty() ? "" : ", ") + std::string(kernel.name);
+    known += ", " + std::string(kernel.name);
     const Verdict verdict = kernel.accepts(shape);
-    if (!verdict.ok) {
-      choice.others.push_back({kernel.name, verdict.reason});
+    const bool allowed = allows(word, kernel.name);
+    if (allowed && !verdict.ok) {
       reasons += (reasons.empty() ? "" : "; ") + std::string(kernel.name) + ": " + verdict.reason;
-      if (kernel.name == wanted) throw Exception({ErrorCode::kRefused, argument, std::string(wanted), verdict.reason});
-    } else if (choice.kernel == nullptr && (wanted == "auto" || wanted == kernel.name)) {
+    }
+    if (choice.kernel == nullptr && allowed && verdict.ok) {
       choice.kernel = &kernel;
     } else {
-      choice.others.push_back(
-          {kernel.name, choice.kernel != nullptr ? "an earlier one accepts" : "the table names another"});
+      choice.others.push_back({kernel.name, !verdict.ok ? verdict.reason
+                                            : allowed   ? "an earlier one accepts"
+                                                        : "the tables name others"});
     }
   }
-  if (choice.kernel == nullptr && wanted != "auto") {
-    throw Exception({ErrorCode::kRefused, argument, std::string(wanted), "allowed: auto, " + names});
+  if (word != "auto") {
+    for (std::string_view name : names_in(word)) {
+      const auto named = [&](const Kernel<Args>& kernel) { return kernel.name == name; };
+      if (std::none_of(kernels.begin(), kernels.end(), named)) refuse("allowed: " + known);
+    }
+    if (choice.kernel == nullptr) refuse(reasons);
   }
   if (choice.kernel == nullptr) throw Exception({ErrorCode::kUnsupported, argument, "none", reasons});
   return choice;

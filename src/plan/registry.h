@@ -1,5 +1,5 @@
-// Backends as data: each stage has a list of kernels, fastest first; src/plan/choose.cpp takes the first that the
-// tables allow and that accepts the shape. A new kernel is one entry in a backend's list, and no new `if` anywhere.
+// Backends as data: each stage has a list of kernels, fastest first; src/plan/choose.h takes the first that the tables
+// allow and that accepts the shape. A new kernel is one entry in a backend's list, and no new `if` anywhere.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,8 @@ struct ShapeKey {
   int q;
   int ranks;            ///< D
   int64_t max_context;  ///< longest n that a row may see on this rank
+
+  bool operator==(const ShapeKey&) const = default;
 };
 
 /// Whether a kernel takes a shape, and if not, why.
@@ -90,9 +92,9 @@ struct Backend {
   /// Backends whose steps the host cannot read: enqueues the check of one, and puts what it found into words.
   void (*check_inputs)(const InputCheckArgs& args, const Workspace& workspace) = nullptr;
   std::optional<Error> (*offence_of)(const InputRecord& record, const InputCheckArgs& args) = nullptr;
+  int alignment = 1;  ///< bytes at whose multiples weights and caches begin; prepare and prepare_cache refuse others
 };
 
-  int alignment = 1;  ///< bytes at whose multiples weights and caches begin; prepare and prepare_cache refuse others
 /// The reference backend (src/backends/reference).
 const Backend& reference_backend();
 

@@ -201,6 +201,17 @@ TEST_F(Chain, ShowsAPlan) {
   const Ran text = run_program({"inspect", "--plan", "kv=fp8,B=4,H=4,len=900,q_lora=256"});
   EXPECT_EQ(text.status, 0) << text.err;
   EXPECT_NE(text.out.find("sparse_core"), std::string::npos);
+  EXPECT_NE(text.out.find("plan for 4 rows"), std::string::npos);
+  const Ran shared =
+      run_program({"inspect", "--plan", "kv=fp8,B=4,H=4,len=900,q_lora=256", "--plan-rows", "64,12", "--json"});
+  EXPECT_EQ(json::parse(shared.out)["plan_rows"], 12);
+}
+
+TEST_F(Chain, WritesTheSameOutputUnderACapacity) {
+  generate();
+  ASSERT_EQ(run("own.safetensors", {"--dump", "all"}).status, 0);
+  ASSERT_EQ(run("shared.safetensors", {"--dump", "all", "--plan-rows", "16"}).status, 0);
+  EXPECT_EQ(read_text(path("own.safetensors")), read_text(path("shared.safetensors")));
 }
 
 }  // namespace

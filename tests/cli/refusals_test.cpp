@@ -74,6 +74,7 @@ TEST_F(Refusals, UnknownOptionsAndValues) {
   expect_refused(run("out.safetensors", {"--dump", "some"}), {"--dump", "some", "all"});
   expect_refused(run("out.safetensors", {"--cpu-target", "mmx"}), {"cpu_target = mmx", "this machine runs"});
   expect_refused(run("out.safetensors", {"--overlap", "sideways"}), {"sideways"});
+  expect_refused(run("out.safetensors", {"--plan-rows", "16,257"}), {"plan_rows = 257", "1..256"});
   expect_refused(run_program({"rnu"}), {"rnu", "did you mean run?"});
   expect_refused(run_program({}), {"subcommand"});
   expect_refused(run_program({"run", "--layer", layer(), "--step", step()}), {"--out"});

@@ -7,8 +7,10 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <barrier>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 
 #include "backends/cuda/launch.h"
 #include "cuda/chain_kernels.h"
@@ -165,6 +167,7 @@ TEST(CudaLayer, TheOutputHasTheSameBitsWithAndWithoutADump) {
 
 constexpr int kLayers = 4;
 constexpr int kVariants = 3;
+constexpr int64_t kLongest = 4096;  ///< context of every chain, so that its layers have plans in common
 
 int replays() {
   const char* text = std::getenv("DSACORE_REPLAYS");
@@ -190,11 +193,14 @@ void write(Memory& memory, View<const T, Rank> view, const std::vector<std::byte
 
 /// One of the layers that a graph runs.
 struct ChainLayer {
-  ChainLayer(Context& context, const CaseOptions& options, const char* mode, const std::string& kernels)
+  ChainLayer(Context& context, const CaseOptions& options, const char* mode, const std::string& kernels,
+             std::vector<int> plan_rows = {})
       : made(make_case(options)), host(inputs_of(made)), placed(host, memory_of(context)), memory(memory_of(context)) {
     PrepareOptions prepare = test::options_for(made);
     prepare.overlap = mode;
     prepare.kernels = kernels;
+    prepare.max_context = kLongest;
+    prepare.plan_rows = std::move(plan_rows);
     const Inputs& in = placed.inputs();
     layer = std::make_unique<PreparedLayer>(context, in.config, in.weights, prepare);
     layer->prepare_cache(in.kv, in.index);
@@ -333,6 +339,50 @@ TEST_P(CudaModes, AHeldSparseCoreReadsWhatItShould) {
   expect_graph_gives_the_same_bits(small(), GetParam(), {}, &backend, replays());
 }
 
+/// Layers of several batches under one capacity, in one graph with poison between them, give the bits of layers that
+/// have plans of their own.
+TEST_P(CudaModes, BatchesUnderACapacityGiveTheBitsOfTheirOwnPlans) {
+  Context own({.backend = BackendKind::kCuda}), shared({.backend = BackendKind::kCuda});
+  std::vector<std::unique_ptr<ChainLayer>> layers;
+  std::vector<std::vector<uint16_t>> outs;
+  for (int batch : {1, 12, 16}) {
+    CaseOptions o = small();
+    o.seed += uint64_t(batch);
+    o.batch = batch;
+    o.context = "1-900";
+    if (batch == 12) o.pad_requests = 2;
+    ChainLayer alone(own, o, GetParam(), {});
+    layers.push_back(std::make_unique<ChainLayer>(shared, o, GetParam(), "", std::vector{16}));
+    for (int v = 0; v < kVariants; ++v) {
+      alone.reset(v);
+      alone.layer->run(alone.placed.inputs().step).or_throw();
+      device_of(own).wait({});
+      outs.push_back(alone.out());
+    }
+    layers.back()->layer->run(layers.back()->placed.inputs().step).or_throw();  // so that there is something to poison
+  }
+  EXPECT_EQ(shared.plans(), 1);
+  EXPECT_EQ(own.plans(), 3);
+  Device& device = device_of(shared);
+  device.wait({});
+  const std::unique_ptr<Recording> graph = device.record([&](Queue recorded) {
+    for (const auto& l : layers) {
+      l->poison(recorded);
+      l->layer->run(l->placed.inputs().step, recorded).or_throw();
+    }
+  });
+  for (int replay = 0; replay < replays() / 4 + 1; ++replay) {
+    const int v = replay % kVariants;
+    for (const auto& l : layers) l->reset(v);
+    graph->replay();
+    device.wait(device.own_queue());
+    for (size_t i = 0; i < layers.size(); ++i) {
+      ASSERT_TRUE(test::same_bits(layers[i]->out(), outs[i * kVariants + size_t(v)], "out"))
+          << "replay " << replay << ", " << layers[i]->layer->choices()[0];
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Modes, CudaModes, ::testing::ValuesIn(kModes),
                          [](const auto& mode) { return std::string(mode.param); });
 
@@ -348,6 +398,117 @@ TEST(CudaLayer, TheModesGiveTheSameBits) {
     if (want.empty()) want = got;
     EXPECT_TRUE(test::same_bits(got, want, mode));
   }
+}
+
+// ---- plans and side streams ----
+
+int64_t total_of(const std::vector<ReservedItem>& items) {
+  int64_t bytes = 0;
+  for (const ReservedItem& item : items) bytes += item.bytes;
+  return bytes;
+}
+
+TEST(CudaLayer, LayersShareTheirPlansAndTheirScratch) {
+  Context context({.backend = BackendKind::kCuda});
+  const ChainLayer first(context, small(), "front", {});
+  const int64_t bytes = total_of(context.reserved());
+  EXPECT_EQ(context.plans(), 1);
+  CaseOptions o = small();
+  o.seed += 1;
+  const ChainLayer second(context, o, "front", {}), third(context, o, "late_front", {});
+  EXPECT_EQ(context.plans(), 2) << "another mode";
+  EXPECT_EQ(total_of(context.reserved()), bytes);
+}
+
+TEST(CudaLayer, AContextTakesItsDevicesSideStream) {
+  const auto side_of = [](Context& context) {
+    device_of(context).open_side();
+    return device_of(context).side().stream;
+  };
+  const auto context = [] { return std::make_unique<Context>(ContextOptions{.backend = BackendKind::kCuda}); };
+  const auto lasting = context();
+  const void* const first = side_of(*lasting);
+  EXPECT_NE(first, nullptr);
+  auto second = context();
+  const void* const taken = side_of(*second);
+  EXPECT_NE(taken, first) << "contexts that live at once";
+  second.reset();
+  auto third = context();
+  EXPECT_EQ(side_of(*third), taken) << "one after the other";
+}
+
+/// A chain of one layer that forks, in a context of its own, and the bits that it gives.
+struct Forking {
+  explicit Forking(uint64_t seed) : layer(context, seeded(seed), "front", {}) {
+    run(device().own_queue());
+    device().wait(device().own_queue());
+    want = layer.out();
+  }
+  static CaseOptions seeded(uint64_t seed) {
+    CaseOptions o = small();
+    o.seed = seed;
+    return o;
+  }
+  Device& device() { return device_of(context); }
+  void run(Queue queue) {
+    layer.poison(queue);
+    layer.layer->run(layer.placed.inputs().step, queue).or_throw();
+  }
+  void expect_bits(const char* what) { EXPECT_TRUE(test::same_bits(layer.out(), want, what)); }
+
+  Context context{{.backend = BackendKind::kCuda}};
+  ChainLayer layer;
+  std::vector<uint16_t> want;
+};
+
+TEST(CudaLayer, TwoContextsAreCapturedAtOnce) {
+  Forking first(21), second(22);
+  ASSERT_EQ(first.layer.layer->overlap(4, 1), OverlapMode::kFront) << "it does not fork";
+  std::barrier both(2);
+  const auto capture_and_replay = [&](Forking& one) {
+    const std::unique_ptr<Recording> graph = one.device().record([&](Queue queue) {
+      for (int i = 0; i < 3; ++i) {
+        both.arrive_and_wait();  // each is under capture, and its side stream from the second time on
+        one.run(queue);
+      }
+      both.arrive_and_wait();
+    });
+    for (int i = 0; i < 20; ++i) graph->replay();
+    one.device().wait(one.device().own_queue());
+  };
+  std::exception_ptr error;
+  std::thread other([&] {
+    try {
+      capture_and_replay(second);
+    } catch (...) {
+      error = std::current_exception();
+      both.arrive_and_drop();
+    }
+  });
+  try {
+    capture_and_replay(first);
+  } catch (const Exception& e) {
+    ADD_FAILURE() << e.what();
+    both.arrive_and_drop();
+  }
+  other.join();
+  if (error) std::rethrow_exception(error);
+  first.expect_bits("first");
+  second.expect_bits("second");
+}
+
+TEST(CudaLayer, AContextRunsWhileAnotherIsCaptured) {
+  Forking captured(23), running(24);
+  const std::unique_ptr<Recording> graph = captured.device().record([&](Queue queue) {
+    captured.run(queue);
+    running.run(running.device().own_queue());
+    captured.run(queue);
+  });
+  running.device().wait(running.device().own_queue());
+  running.expect_bits("running");
+  graph->replay();
+  captured.device().wait(captured.device().own_queue());
+  captured.expect_bits("captured");
 }
 
 // ---- pages and padding ----
@@ -456,7 +617,17 @@ TEST(CudaLayer, RefusesWhatTheHostCanSee) {
             "q_a_layernorm.weight")
       << "weights in host memory";
   PreparedLayer layer(context, in.config, in.weights, options);
+  LayerWeights weights = in.weights;
+  for (TensorRef LayerWeights::*tensor : {&LayerWeights::q_b_proj, &LayerWeights::wq_b}) {
+    (weights.*tensor).data = static_cast<const std::byte*>((in.weights.*tensor).data) + 8;
+    EXPECT_EQ(test::error_of([&] { PreparedLayer(context, in.config, weights, options); }).allowed,
+              "must begin at a multiple of 16 bytes");
+    weights = in.weights;
+  }
   EXPECT_EQ(test::error_of([&] { layer.prepare_cache(host.kv, host.index); }).argument, "kv_cache");
+  KvCache kv = in.kv;
+  kv.data += 8;
+  EXPECT_EQ(test::error_of([&] { layer.prepare_cache(kv, in.index); }).argument, "kv_cache");
   layer.prepare_cache(in.kv, in.index);
   const auto refused = [&](auto spoil) {
     Step step = in.step;
@@ -470,6 +641,11 @@ TEST(CudaLayer, RefusesWhatTheHostCanSee) {
   EXPECT_EQ(refused([](Step& s) { s.projected = s.projected.with_pitch(s.projected.stride(0) + 8); }),
             "projected pitch");
   EXPECT_EQ(refused([](Step& s) { s.slots = s.slots.first(1); }), "slots extent");
+  EXPECT_EQ(refused([](Step& s) {
+              const auto* data = reinterpret_cast<const std::byte*>(s.slots.data()) + 4;
+              s.slots = View<const int64_t, 1>(reinterpret_cast<const int64_t*>(data), s.slots.extent(0));
+            }),
+            "slots");
   Step step = in.step;
   step.page = kIndexPage;
   EXPECT_TRUE(layer.run(step).ok());
@@ -542,15 +718,3 @@ TEST(CudaLayer, ItemisesWhatItReserves) {
 
 }  // namespace
 }  // namespace dsacore
-  LayerWeights weights = in.weights;
-  for (TensorRef LayerWeights::*tensor : {&LayerWeights::q_b_proj, &LayerWeights::wq_b}) {
-    (weights.*tensor).data = static_cast<const std::byte*>((in.weights.*tensor).data) + 8;
-    EXPECT_EQ(test::error_of([&] { PreparedLayer(context, in.config, weights, options); }).allowed,
-              "must begin at a multiple of 16 bytes");
-    weights = in.weights;
-  }
-  EXPECT_EQ(refused([](Step& s) {
-              const auto* data = reinterpret_cast<const std::byte*>(s.slots.data()) + 4;
-              s.slots = View<const int64_t, 1>(reinterpret_cast<const int64_t*>(data), s.slots.extent(0));
-            }),
-            "slots");

@@ -40,24 +40,30 @@ TEST_P(PrepareRefuses, NamingTheArgument) {
 
 INSTANTIATE_TEST_SUITE_P(
     Spec10, PrepareRefuses,
-    ::testing::Values(OptionRefusal{"batches", [](PrepareOptions& o) { o.batches.clear(); }},
-                      OptionRefusal{"queries", [](PrepareOptions& o) { o.queries.clear(); }},
-                      OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {9}; }},
-                      OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {0}; }},
-                      OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 0; }},
-                      OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 257; }},
-                      OptionRefusal{"batch", [](PrepareOptions& o) { o.batches.push_back(o.batches[0]); }},
-                      OptionRefusal{"pitch of batch 4", [](PrepareOptions& o) { o.batches[0].pitch_elems -= 1; }},
-                      OptionRefusal{"batches, queries", [](PrepareOptions& o) { o.queries = {3}; }},
-                      OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = 0; }},
-                      OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = kMaxContext + 1; }},
-                      OptionRefusal{"cache_pages", [](PrepareOptions& o) { o.cache_pages = -1; }},
-                      OptionRefusal{"pitch of batch 4",
-                                    [](PrepareOptions& o) { o.batches[0].pitch_elems = kMaxPitch + 1; }},
-                      OptionRefusal{"overlap", [](PrepareOptions& o) { o.overlap = "sideways"; }},
-                      OptionRefusal{"kernels", [](PrepareOptions& o) { o.kernels = "nothing=x"; }},
-                      OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=missing"; }},
-                      OptionRefusal{"kernel of query", [](PrepareOptions& o) { o.kernels = "query=many_rows"; }}));
+    ::testing::Values(
+        OptionRefusal{"batches", [](PrepareOptions& o) { o.batches.clear(); }},
+        OptionRefusal{"queries", [](PrepareOptions& o) { o.queries.clear(); }},
+        OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {9}; }},
+        OptionRefusal{"q", [](PrepareOptions& o) { o.queries = {0}; }},
+        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 0; }},
+        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches[0].rows = 257; }},
+        OptionRefusal{"batch", [](PrepareOptions& o) { o.batches.push_back(o.batches[0]); }},
+        OptionRefusal{"pitch of batch 4", [](PrepareOptions& o) { o.batches[0].pitch_elems -= 1; }},
+        OptionRefusal{"batches, queries", [](PrepareOptions& o) { o.queries = {3}; }},
+        OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = 0; }},
+        OptionRefusal{"max_context", [](PrepareOptions& o) { o.max_context = kMaxContext + 1; }},
+        OptionRefusal{"cache_pages", [](PrepareOptions& o) { o.cache_pages = -1; }},
+        OptionRefusal{"pitch of batch 4", [](PrepareOptions& o) { o.batches[0].pitch_elems = kMaxPitch + 1; }},
+        OptionRefusal{"plan_rows", [](PrepareOptions& o) { o.plan_rows = {0}; }},
+        OptionRefusal{"plan_rows",
+                      [](PrepareOptions& o) {
+                        o.plan_rows = {16, 257};
+                      }},
+        OptionRefusal{"overlap", [](PrepareOptions& o) { o.overlap = "sideways"; }},
+        OptionRefusal{"kernels", [](PrepareOptions& o) { o.kernels = "nothing=x"; }},
+        OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=missing"; }},
+        OptionRefusal{"kernel of indexer", [](PrepareOptions& o) { o.kernels = "indexer=fused|missing"; }},
+        OptionRefusal{"kernel of query", [](PrepareOptions& o) { o.kernels = "query=many_rows"; }}));
 
 struct CacheRefusal {
   const char* argument;
@@ -176,6 +182,84 @@ TEST(PrepareCache, CachesBeginWhereTheBackendCanReadThem) {
   index.data += 8;
   EXPECT_EQ(test::error_of([&] { layer.prepare_cache(kv, index); }).argument, "index_cache");
   layer.prepare_cache(kv, c.index);
+}
+
+TEST(Prepare, LayersOfEqualKeysShareTheirPlans) {
+  const Case c = small_case();
+  Context context({.threads = 1});
+  PrepareOptions options = test::options_for(c);
+  options.batches.push_back({8, c.sizes.width()});
+  const PreparedLayer first(context, c.config, c.weights, options);
+  EXPECT_EQ(context.plans(), 2) << "a plan each for 4 and for 8 rows";
+  const std::vector<ReservedItem> reserved = context.reserved();
+  LayerConfig config = c.config;
+  config.softmax_scale *= 2;
+  config.eps *= 2;
+  const PreparedLayer second(context, config, c.weights, options);
+  EXPECT_EQ(context.plans(), 2) << "a layer's constants are not the plan's";
+  ASSERT_EQ(context.reserved().size(), reserved.size());
+  for (size_t i = 0; i < reserved.size(); ++i) EXPECT_EQ(context.reserved()[i].bytes, reserved[i].bytes);
+  config.topk = 8;
+  const PreparedLayer third(context, config, c.weights, options);
+  EXPECT_EQ(context.plans(), 4) << "another topk";
+}
+
+TEST(Prepare, BatchesUnderACapacityShareItsPlanAndItsScratch) {
+  const Case c = small_case();
+  const auto prepare = [&](Context& context, std::vector<int> batches, std::vector<int> capacities) {
+    PrepareOptions options = test::options_for(c);
+    options.batches.clear();
+    for (int rows : batches) options.batches.push_back({rows, c.sizes.width()});
+    options.plan_rows = std::move(capacities);
+    return PreparedLayer(context, c.config, c.weights, options).choices();
+  };
+  Context context({.threads = 1});
+  const std::vector<std::string> lines = prepare(context, {2, 6, 14, 24, 96}, {64, 15});
+  EXPECT_EQ(context.plans(), 3)
+      << "2, 6 and 14 rows have that of 14, whole requests of 2 rows; 24 that of 64; 96 its own";
+  const auto ends_with = [](const std::string& text, const std::string& end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+  };
+  EXPECT_TRUE(ends_with(lines[0], " plan_rows=14")) << lines[0];
+  EXPECT_TRUE(ends_with(lines[1], " plan_rows=14")) << lines[1];
+  EXPECT_EQ(lines[2].find("plan_rows"), std::string::npos) << lines[2];
+  EXPECT_TRUE(ends_with(lines[3], " plan_rows=64")) << lines[3];
+  EXPECT_EQ(lines[4].find("plan_rows"), std::string::npos) << lines[4];
+
+  Context small({.threads = 1}), large({.threads = 1});
+  prepare(small, {2}, {14});
+  prepare(large, {14}, {});
+  ASSERT_EQ(small.reserved().size(), large.reserved().size());
+  for (size_t i = 0; i < small.reserved().size(); ++i) {
+    EXPECT_EQ(small.reserved()[i].bytes, large.reserved()[i].bytes) << small.reserved()[i].name;
+  }
+  prepare(small, {4, 12}, {14});
+  EXPECT_EQ(small.plans(), 1) << "a later layer with other batches";
+}
+
+TEST(Prepare, ABatchWithOtherKernelsKeepsAPlanOfItsOwn) {
+  const Case c = small_case();
+  Context context({.threads = 1});
+  PrepareOptions options = test::options_for(c);
+  options.batches = {{8, c.sizes.width()}, {32, c.sizes.width()}};
+  options.plan_rows = {64};
+  const std::vector<std::string> lines = PreparedLayer(context, c.config, c.weights, options).choices();
+  EXPECT_EQ(lines[0].find("plan_rows"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("plan_rows=64"), std::string::npos) << lines[1];
+  options.batches.resize(1);
+  options.kernels = "query=few_rows";
+  EXPECT_EQ(PreparedLayer(context, c.config, c.weights, options).choices()[0].find("plan_rows"), std::string::npos);
+}
+
+TEST(Prepare, AStepHasTheSameBitsUnderACapacity) {
+  const Case c = small_case();
+  for (BackendKind backend : {BackendKind::kReference, BackendKind::kCpu}) {
+    const test::LayerOutput own = test::run_layer(c, {.backend = backend, .threads = 2});
+    for (int capacity : {4, 12, 16, 64, 256}) {
+      SCOPED_TRACE(capacity);
+      test::expect_same_bits(test::run_layer(c, {.backend = backend, .threads = 2}, -1, {capacity}), own);
+    }
+  }
 }
 
 TEST(Prepare, OverlapModesAreAcceptedAndListed) {

@@ -22,44 +22,58 @@ ShapeKey rows(int n) {
   return shape;
 }
 
-std::string_view chosen(int n, const char* table) {
-  return choose<GateArgs>(StageId::kGate, kKernels, rows(n), RowTable::parse("kernels", table)).kernel->name;
+std::string_view chosen(int n, const char* word) {
+  return choose<GateArgs>(StageId::kGate, kKernels, rows(n), word).kernel->name;
 }
 
 TEST(Choose, TakesTheFirstThatAccepts) {
-  EXPECT_EQ(chosen(4, ""), "quick");
-  EXPECT_EQ(chosen(5, ""), "plain");
   EXPECT_EQ(chosen(4, "auto"), "quick");
+  EXPECT_EQ(chosen(5, "auto"), "plain");
 }
 
 TEST(Choose, TheTableDecides) {
   EXPECT_EQ(chosen(4, "plain"), "plain");
-  EXPECT_EQ(chosen(2, "1-2:plain,3-4:quick"), "plain");
-  EXPECT_EQ(chosen(3, "1-2:plain,3-4:quick"), "quick");
+  EXPECT_EQ(chosen(4, "quick"), "quick");
+}
+
+TEST(Choose, TakesTheFirstOfThoseThatItMayChooseFrom) {
+  EXPECT_EQ(chosen(4, "plain|quick"), "quick") << "the order is the list's";
+  EXPECT_EQ(chosen(5, "plain|quick"), "plain");
+  EXPECT_EQ(chosen(5, "plain|plain"), "plain");
 }
 
 TEST(Choose, SaysWhyNotTheOthers) {
-  const auto choice = choose<GateArgs>(StageId::kGate, kKernels, rows(5), {});
+  const auto choice = choose<GateArgs>(StageId::kGate, kKernels, rows(5), "auto");
   ASSERT_EQ(choice.others.size(), 1u);
   EXPECT_EQ(choice.others[0].kernel, "quick");
   EXPECT_EQ(choice.others[0].reason, "more than 4 rows");
+  const auto later = choose<GateArgs>(StageId::kGate, kKernels, rows(4), "auto");
+  EXPECT_EQ(later.others.at(0).reason, "an earlier one accepts");
+  const auto other = choose<GateArgs>(StageId::kGate, kKernels, rows(4), "plain");
+  EXPECT_EQ(other.others.at(0).reason, "the tables name others");
 }
 
 TEST(Choose, RefusesUnknownAndUnfitKernels) {
-  for (const char* table : {"missing", "quick"}) {
+  for (const auto& [word, allowed] : {std::pair("missing", "allowed: auto, quick, plain"),
+                                      {"plain|missing", "allowed: auto, quick, plain"},
+                                      {"plain|", "allowed: auto, quick, plain"},
+                                      {"auto|plain", "allowed: auto, quick, plain"},
+                                      {"quick", "quick: more than 4 rows"}}) {
     try {
-      chosen(5, table);
-      ADD_FAILURE() << table;
+      chosen(5, word);
+      ADD_FAILURE() << word;
     } catch (const Exception& e) {
+      EXPECT_EQ(e.error().code, ErrorCode::kRefused);
       EXPECT_EQ(e.error().argument, "kernel of gate");
-      EXPECT_EQ(e.error().value, table);
+      EXPECT_EQ(e.error().value, word);
+      EXPECT_EQ(e.error().allowed, allowed) << word;
     }
   }
 }
 
 TEST(Choose, NoKernelAtAllIsUnsupported) {
   try {
-    choose<GateArgs>(StageId::kGate, std::span(kKernels, 1), rows(5), {});
+    choose<GateArgs>(StageId::kGate, std::span(kKernels, 1), rows(5), "auto");
     ADD_FAILURE();
   } catch (const Exception& e) {
     EXPECT_EQ(e.error().code, ErrorCode::kUnsupported);

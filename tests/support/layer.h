@@ -67,10 +67,13 @@ inline Step first_requests(const Case& c, int64_t requests) {
   return step;
 }
 
-inline LayerOutput run_layer(const Case& c, const ContextOptions& context_options, int64_t requests = -1) {
+inline LayerOutput run_layer(const Case& c, const ContextOptions& context_options, int64_t requests = -1,
+                             std::vector<int> plan_rows = {}) {
   Context context(context_options);
   CaseCaches caches(c);
-  PreparedLayer layer(context, c.config, c.weights, options_for(c));
+  PrepareOptions options = options_for(c);
+  options.plan_rows = std::move(plan_rows);
+  PreparedLayer layer(context, c.config, c.weights, options);
   layer.prepare_cache(caches.kv, caches.index);
   LayerOutput result;
   result.out.assign(size_t(c.step.batch) * size_t(c.sizes.heads) * kValue, 0xFFFF);
