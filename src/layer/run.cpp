@@ -211,10 +211,12 @@ void PreparedLayer::Impl::run_launches(RunState& s) {
     if (launch.joins) context.device->order(context.device->side(), main);
     s.workspace.queue = launch.lane == Lane::kSide ? context.device->side() : main;
     s.workspace.early_start = launch.starts_early;
+    s.workspace.beside = launch.beside;
     run_one(s, launch.stage);
   }
   s.workspace.queue = main;
   s.workspace.early_start = true;
+  s.workspace.beside = false;
 }
 
 IndexerArgs PreparedLayer::Impl::indexer_args(const RunState& s) const {

@@ -39,7 +39,7 @@ LaunchList::LaunchList(OverlapMode mode, const OverlapTraits& traits) {
   add({StageId::kIndexProjection});
   if (mode == OverlapMode::kFork || mode == OverlapMode::kFront) add(query_beside);
   add({StageId::kIndexer});
-  if (is_late(mode)) add({StageId::kQuery});
+  if (is_late(mode)) add({.stage = StageId::kQuery, .beside = true});
   add({StageId::kSparseCore, Lane::kMain, false, mode == OverlapMode::kFork || mode == OverlapMode::kFront});
   add({StageId::kValueProjection});
   for (Launch& launch : launches_) launch.starts_early = !traits.held[static_cast<size_t>(launch.stage)];

@@ -9,6 +9,9 @@
 //   front       index front, indexer, join, sparse core               query
 //   late        norm, index projection, indexer, query, sparse core   -
 //   late_front  index front, indexer, query, sparse core              -
+//
+// In the late modes the query runs beside the select, the indexer's last kernel, and yet in one chain: a side lane
+// costs the main one more, for its first kernel starts after all before it have ended, and fetches weights only then.
 #pragma once
 
 #include <array>
@@ -26,7 +29,7 @@ struct OverlapTraits {
   bool norm = false;           ///< there is a kernel for `q_c` alone, and the chosen index projection reads `q_c`
   bool front = false;          ///< there is an index projection that norms for itself, and the tables let it be taken
   bool split_query = false;    ///< the query is several kernels
-  bool fused_indexer = false;  ///< ends in the select, beside which the next kernel may start
+  bool fused_indexer = false;  ///< ends in the select, which lets the next kernel start after its own wait
   std::array<bool, kStages> held{};  ///< by StageId: reads inputs before its wait
 };
 
@@ -45,6 +48,9 @@ struct Launch {
   /// Whether it may be launched before those that it follows have ended, on either lane; the first follows an earlier
   /// step's last. Not a held one.
   bool starts_early = true;
+  /// It needs nothing of the kernel ahead of it, which lets it start only when all before that one has ended: it may
+  /// run beside that kernel, and waits for it at its end.
+  bool beside = false;
 };
 
 /// The launches of one step of one rank, in the order in which they are enqueued.

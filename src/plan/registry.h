@@ -48,6 +48,7 @@ struct Workspace {
   const void* target;       ///< the backend's `target_data`
   Queue queue{};            ///< cuda: where the kernel is enqueued
   bool early_start = true;  ///< cuda: it may be launched before the kernels ahead of it have ended (plan/overlap.h)
+  bool beside = false;      ///< cuda: it may run beside the kernel ahead of it, and waits for it at its end
 };
 
 template <class Args>
@@ -67,7 +68,7 @@ struct Kernel {
   bool front = false;
   /// Query: several kernels over all heads.
   bool split = false;
-  /// Indexer: ends in the select, and lets the next kernel start beside it.
+  /// Indexer: ends in the select, and lets the next kernel start, after its own wait, beside it.
   bool fused = false;
 };
 

@@ -34,6 +34,7 @@ std::string text(const LaunchList& list) {
     if (launch.lane == Lane::kSide) text += "@side";
     if (launch.forks) text += "+fork";
     if (launch.joins) text += "+join";
+    if (launch.beside) text += "+beside";
   }
   return text;
 }
@@ -50,8 +51,8 @@ TEST(Overlap, EachModeHasItsLaunches) {
             "norm index_projection query@side+fork indexer sparse_core+join value");
   EXPECT_EQ(launches(OverlapMode::kFront, able(true)),
             "index_projection query@side+fork indexer sparse_core+join value");
-  EXPECT_EQ(launches(OverlapMode::kLate, able(false)), "norm index_projection indexer query sparse_core value");
-  EXPECT_EQ(launches(OverlapMode::kLateFront, able(true)), "index_projection indexer query sparse_core value");
+  EXPECT_EQ(launches(OverlapMode::kLate, able(false)), "norm index_projection indexer query+beside sparse_core value");
+  EXPECT_EQ(launches(OverlapMode::kLateFront, able(true)), "index_projection indexer query+beside sparse_core value");
 }
 
 TEST(Overlap, BackendsOfTheHostRunAllModesAsSerial) {

@@ -16,9 +16,10 @@ namespace dsacore::cuda {
 
 inline constexpr int kNormBlock = 128;  ///< values of a block; rows are whole blocks
 
-/// Eight BF16 values from memory that an earlier kernel wrote; by one load where the address is a multiple of 16.
+/// Eight BF16 values from memory that an earlier kernel wrote; by one load where the address is a multiple of 16. From
+/// L2: a kernel that has not waited yet cannot tell what L1 has.
 __device__ __forceinline__ uint4 load_bf16x8(const BFloat16* from, bool aligned16) {
-  if (aligned16) return *reinterpret_cast<const uint4*>(from);
+  if (aligned16) return __ldcg(reinterpret_cast<const uint4*>(from));
   uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) pairs[i] = uint32_t(from[2 * i].bits) | uint32_t(from[2 * i + 1].bits) << 16;

@@ -11,7 +11,7 @@
 namespace dsacore::cuda {
 namespace query {
 
-Parameters parameters_of(const QueryArgs& args) {
+Parameters parameters_of(const QueryArgs& args, const Workspace& workspace) {
   const LayerModel& m = *args.model;
   const bool aligned =
       reinterpret_cast<uintptr_t>(args.projected.data()) % 16 == 0 && args.projected.stride(0) % 8 == 0;
@@ -30,6 +30,7 @@ Parameters parameters_of(const QueryArgs& args) {
           .heads = m.sizes.heads,
           .aligned_rows = aligned,
           .fp8_query = has_fp8_query(m.config.kv_format),
+          .beside = workspace.beside,
           .eps = float(m.config.eps),
           .q_scale_inv = m.config.q_scale_inv,
           .k_scale_inv = m.config.k_scale_inv};
@@ -55,14 +56,14 @@ void prepare_fused(const ShapeKey& shape) {
 }
 
 void run_split(const QueryArgs& args, const Workspace& workspace) {
-  const query::Parameters p = query::parameters_of(args);
+  const query::Parameters p = query::parameters_of(args, workspace);
   if (p.rows == 0) return;
   query::enqueue_norm(p, workspace, true);
   query::enqueue_stream(p, workspace);
 }
 
 void run_fused(const QueryArgs& args, const Workspace& workspace) {
-  const query::Parameters p = query::parameters_of(args);
+  const query::Parameters p = query::parameters_of(args, workspace);
   if (p.rows == 0) return;
   if (!p.aligned_rows) return run_split(args, workspace);
   query::enqueue_fused(p, workspace);
@@ -83,7 +84,7 @@ constexpr Kernel<QueryArgs> kKernels[] = {
 std::span<const Kernel<QueryArgs>> query_kernels() { return kKernels; }
 
 void enqueue_query_norm(const QueryArgs& args, const Workspace& workspace) {
-  const query::Parameters p = query::parameters_of(args);
+  const query::Parameters p = query::parameters_of(args, workspace);
   if (p.rows > 0) query::enqueue_norm(p, workspace, false);
 }
 

@@ -22,11 +22,12 @@ struct Parameters {
   int heads;
   bool aligned_rows;  ///< every projected row begins at a multiple of 16 bytes
   bool fp8_query;
+  bool beside;  ///< the fused kernel: need not wait for the kernel ahead of it before its end
   float eps;
   float q_scale_inv;
   float k_scale_inv;
 };
-Parameters parameters_of(const QueryArgs& args);
+Parameters parameters_of(const QueryArgs& args, const Workspace& workspace);
 
 // query_norm.cu: a warp a row. Writes q_c, and the MLA cache rows where asked for.
 void enqueue_norm(const Parameters& p, const Workspace& workspace, bool insert);

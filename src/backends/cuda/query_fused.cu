@@ -338,7 +338,7 @@ __device__ __forceinline__ void insert_rows(const Parameters& p) {
   LatentRow weights;
   const int lane = int(threadIdx.x) % 32;
   weights.load(p.kv_norm.data(), kLatent, true, lane);
-  wait_for_earlier_kernels();
+  if (!p.beside) wait_for_earlier_kernels();
   let_next_kernel_start();
   const int row = int((blockIdx.x - unsigned(p.heads * kCluster)) * blockDim.x + threadIdx.x) / 32;
   if (row < p.rows) insert_row(p, weights, row, lane);
@@ -348,12 +348,16 @@ __device__ __forceinline__ void insert_rows(const Parameters& p) {
 template <int Warps, bool Sixteen, int MaxWarps, int CtasAnSm>
 __global__ void __launch_bounds__(32 * MaxWarps, CtasAnSm) query_fused(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(16) char shared[];
-  if (int(blockIdx.x) >= p.heads * kCluster) return insert_rows(p);
-  const FusedKernel<Warps, Sixteen> kernel(p, shared);
-  kernel.prepare();
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
-  kernel.run();
+  if (int(blockIdx.x) >= p.heads * kCluster) {
+    insert_rows(p);
+  } else {
+    const FusedKernel<Warps, Sixteen> kernel(p, shared);
+    kernel.prepare();
+    if (!p.beside) wait_for_earlier_kernels();
+    let_next_kernel_start();
+    kernel.run();
+  }
+  if (p.beside) wait_for_earlier_kernels();
 }
 
 using Kernel = void (*)(Parameters);

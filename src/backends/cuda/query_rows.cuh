@@ -104,13 +104,13 @@ using LatentRow = WarpRow<kLatent / kWarpValues>;
 
 /// Step 5 of one row; `weights` are kv_norm's.
 __device__ __forceinline__ void insert_row(const Parameters& p, const LatentRow& weights, int row, int lane) {
-  const Slot slot(p.slots(row));
+  const Slot slot(__ldcg(&p.slots(row)));
   if (slot.value() < 0) return;
   const BFloat16* kv_a = p.projected.row(row) + p.kv_a_at;
   LatentRow c;
   c.load(kv_a, kLatent, p.aligned_rows, lane);  // kv_a_at is a multiple of 128
-  const BFloat16* pe = kv_a + kLatent + 2 * lane;
-  const uint32_t pe_pair = uint32_t(pe[0].bits) | uint32_t(pe[1].bits) << 16;
+  const auto* pe = reinterpret_cast<const uint16_t*>(kv_a + kLatent + 2 * lane);
+  const uint32_t pe_pair = uint32_t(__ldcg(pe)) | uint32_t(__ldcg(pe + 1)) << 16;
   c.normalise(weights, kLatent, p.eps);
   std::byte* to = row_at(p.kv, physical_row(place_of(slot, p.kv.page), p.kv.stride_rows));
   const auto encode = [&](auto layout) {
