@@ -144,6 +144,11 @@ __global__ void __launch_bounds__(kThreads, Gated ? min_ctas(Columns) : 2)
   const Pairs pairs(threadIdx.x);
   const int column = head * kValue + slice * Columns + pairs.column;
 
+  // Long before the wait: the next layer's weights travel while the sparse core runs. Not where this kernel's own take
+  // as long: they would travel at the same time.
+  constexpr bool kEarly = Columns < 64;
+  if constexpr (kEarly) let_next_kernel_start();
+
   Strip strips[kStrips];
   const BFloat16* weights = p.w_uv + int64_t(head) * p.head_pitch + (slice * Columns + lane_row) * kLatent + in_row;
 #pragma unroll
@@ -154,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, Gated ? min_ctas(Columns) : 2)
 
   const uint32_t latent_at = uint32_t(head * kLatent) + in_row;
   wait_for_earlier_kernels();
-  let_next_kernel_start();
+  if constexpr (!kEarly) let_next_kernel_start();
 
   const auto fetch_rows = [&](int group_row) {
     RowGroup group;
