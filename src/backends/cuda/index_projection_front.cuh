@@ -54,7 +54,7 @@ struct FrontShape {
   static constexpr int kStages = kRoom < kChunks ? kRoom : kChunks;
 
   static constexpr uint32_t kActivationsAt = kStages * kTileBytes;  ///< [chunks][tokens][64] BF16, swizzled
-  /// [row][blocks of a row] FP32, in the place of the activations until these are written
+  /// [row][blocks of the longest row] FP32, in the place of the activations until these are written
   static constexpr uint32_t kBlockSumsAt = kActivationsAt;
   static constexpr uint32_t kExchangeAt =
       kOverlay ? 0 : kActivationsAt + kActivationBytes;  ///< [rank][token / 4][128] FP32
@@ -196,6 +196,7 @@ class NormalisedActivations {
   /// Every CTA reads whole rows, and not its part alone.
   static constexpr bool kWholeRows = Tokens == 8;
   static constexpr int kHalfWarps = kFrontThreads / 16;
+  static constexpr int kSumsPitch = kParts * PartBlocks;                         ///< floats of a row
   static constexpr int kBlocks = kWholeRows ? kParts * PartBlocks : PartBlocks;  ///< side by side
   static constexpr int kRows = kHalfWarps / kBlocks;                             ///< at a time
   static constexpr int kTurns = (Tokens + kRows - 1) / kRows;
@@ -258,16 +259,15 @@ class NormalisedActivations {
   /// row.
   __device__ __forceinline__ void find_factors(const uint4 (&values)[kTurns], int live, uint32_t parity) const {
     auto* sums = reinterpret_cast<float*>(place_.shared + Shape::kBlockSumsAt);
-    const int row_blocks = a_.row_blocks();
     const uint32_t there = uint32_t(lane_) % kParts;  // each of four lanes tells one CTA
     const uint32_t sums_there = address_in(place_.base + Shape::kBlockSumsAt, there);
     const uint32_t full_there = address_in(place_.sums_full().address, there);
-    if (!kWholeRows && threadIdx.x == 0) place_.sums_full().expect(uint32_t(live * row_blocks) * sizeof(float));
+    if (!kWholeRows && threadIdx.x == 0) place_.sums_full().expect(uint32_t(live * a_.row_blocks()) * sizeof(float));
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       if (turn * kRows >= live) break;  // for all threads alike
       const float sum = block_sum(sum_of_squares(values[turn]));
-      const int at = row(turn) * row_blocks + block_;
+      const int at = row(turn) * kSumsPitch + block_;
       if (kWholeRows) {
         if (has(turn, live) && lane_ == 0) sums[at] = sum;
       } else {
@@ -280,7 +280,7 @@ class NormalisedActivations {
       wait_in_cluster(place_.sums_full(), parity);
     }
     if (int(threadIdx.x) < live) {
-      const float factor = norm_factor(sums + int(threadIdx.x) * row_blocks, row_blocks, a_.eps);
+      const float factor = norm_factor<kSumsPitch>(sums + int(threadIdx.x) * kSumsPitch, a_.row_blocks(), a_.eps);
       reinterpret_cast<float*>(place_.shared + Shape::kFactorsAt)[threadIdx.x] = factor;
     }
     __syncthreads();

@@ -51,9 +51,21 @@ __device__ __forceinline__ float norm_factor(float sum, int blocks, float eps) {
   const float mean = __fdiv_rn(sum, float(blocks * kNormBlock));
   return __frcp_rn(__fsqrt_rn(mean + eps));
 }
+/// From shared memory, at a multiple of 16 bytes and with room for `Most` blocks: read at once, not one by one.
+template <int Most>
 __device__ __forceinline__ float norm_factor(const float* block_sums, int blocks, float eps) {
-  float sum = block_sums[0];
-  for (int i = 1; i < blocks; ++i) sum += block_sums[i];
+  static_assert(Most % 4 == 0);
+  float4 four[Most / 4];
+#pragma unroll
+  for (int i = 0; i < Most / 4; ++i) four[i] = reinterpret_cast<const float4*>(block_sums)[i];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < Most / 4; ++i) {
+    if (4 * i < blocks) sum += four[i].x;
+    if (4 * i + 1 < blocks) sum += four[i].y;
+    if (4 * i + 2 < blocks) sum += four[i].z;
+    if (4 * i + 3 < blocks) sum += four[i].w;
+  }
   return norm_factor(sum, blocks, eps);
 }
 

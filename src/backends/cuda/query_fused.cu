@@ -82,6 +82,7 @@ class FusedKernel {
   using S = SharedPlan;
   using Tokens = TokenBlock<Sixteen>;
   using Weights = uint4[kUnits][kRowTiles];
+  static constexpr int kMostWarps = Warps > 0 ? Warps : kMaxQLora / kNormBlock;
 
  public:
   __device__ __forceinline__ FusedKernel(const Parameters& p, char* shared)
@@ -178,17 +179,7 @@ class FusedKernel {
     async_wait<0>();  // the norm's weights and W_UK are there
     __syncthreads();
     // Each lane has one token's factor.
-    const float4* own = reinterpret_cast<const float4*>(sums + lane_ % kTile * S::kSumsPitch);
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < (Warps > 0 ? Warps : kMaxQLora / kNormBlock); i += 4) {
-      const float4 four = own[i / 4];
-      if (i < warps()) sum += four.x;
-      if (i + 1 < warps()) sum += four.y;
-      if (i + 2 < warps()) sum += four.z;
-      if (i + 3 < warps()) sum += four.w;
-    }
-    const float factor = norm_factor(sum, warps(), p_.eps);
+    const float factor = norm_factor<kMostWarps>(sums + lane_ % kTile * S::kSumsPitch, warps(), p_.eps);
 #pragma unroll
     for (int half = 0; half < Tokens::kHalves; ++half) {
       const int token = r() + 8 * half;
