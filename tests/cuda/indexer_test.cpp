@@ -155,6 +155,13 @@ TEST_P(EveryFormat, SelectsForManyRows) {
   check(options);
 }
 
+// For tools that take a tenth of a second a launch: scores of every width, of one row and of two together.
+TEST_P(EveryFormat, SmallForTools) {
+  for (const int heads : {8, 16, 24, 32, 48, 64}) {
+    for (const int q : {1, 2}) check({.format = GetParam(), .heads = heads, .q = q, .topk = 16, .lengths = {70, 1}});
+  }
+}
+
 TEST_P(EveryFormat, NanQueryHarmsItsRowAlone) {
   const IndexerOptions options{.format = GetParam(), .q = 4, .topk = 100, .lengths = {777, 500}};
   IndexerCase c(options);
@@ -255,13 +262,18 @@ void check_select(const std::string& name, const std::vector<float>& scores) {
   }
 }
 
-TEST_P(EveryKind, SmallContexts) {
+TEST_P(EveryKind, ShortContexts) {
   for (const int64_t n : {1, 2, 31, 64, 501, 2047, 2048, 2049, 2065, 8000})
     check_select(kKinds[GetParam()].name, scores_of(kKinds[GetParam()], n));
 }
 
 TEST_P(EveryKind, LargeContexts) {
   for (const int64_t n : {32769, 200001}) check_select(kKinds[GetParam()].name, scores_of(kKinds[GetParam()], n));
+}
+
+// For tools: a CTA a row, and a cluster.
+TEST(Select, SmallForTools) {
+  for (const int64_t n : {2065, 13000}) check_select(kKinds[0].name, scores_of(kKinds[0], n));
 }
 
 class SomeKinds : public testing::TestWithParam<const char*> {};

@@ -688,7 +688,7 @@ TEST(CudaLayer, ACheckedStepThatPointsOutsideWritesZerosAndIsReported) {
 TEST(CudaLayer, LeavesTheCurrentDeviceAsItWas) {
   int count = 0;
   cuda::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-  if (count < 2) GTEST_SKIP() << "one device";
+  if (count < 2) GTEST_SKIP() << "needs two GPUs";
   std::vector<uint16_t> want;
   for (int current : {0, 1}) {
     cuda::check(cudaSetDevice(current), "cudaSetDevice");

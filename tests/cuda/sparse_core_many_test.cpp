@@ -1,4 +1,6 @@
 // The cuda backend's sparse core for many heads (spec 5, step 11) against the reference backend.
+#include "backends/cuda/sparse_core_many.h"
+
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -62,7 +64,24 @@ TEST_P(ManyHeads, AnyNumberOfRows) {
   }
 }
 
-TEST_P(ManyHeads, SmallTopk) {
+// For tools that take seconds a launch: 24 and 48 columns, more tiles than slots, a row alone and cut.
+TEST_P(ManyHeads, SmallForTools) {
+  const auto expect_plan = [](const CoreCase& c, int columns, bool cut) {
+    const cuda::ManyHeadsPlan plan = cuda::many_heads_plan(c.rows(), c.heads(), c.model.config.topk);
+    EXPECT_EQ(plan.columns, columns);
+    EXPECT_EQ(plan.splits > 1, cut);
+  };
+  CoreCase cut({.format = GetParam(), .heads = 24, .topk = 200, .valid = {200, 65}});
+  expect_plan(cut, 24, true);
+  expect_device_agrees(cut, kKernel);
+  std::vector<int> valid(133, 0);
+  valid[0] = 400, valid[132] = 33;
+  CoreCase alone({.format = GetParam(), .heads = 25, .topk = 400, .valid = valid});
+  expect_plan(alone, 48, false);
+  expect_device_agrees(alone, kKernel);
+}
+
+TEST_P(ManyHeads, OtherTopk) {
   for (const int topk : {1, 16, 64, 65, 300, 512, 1024}) {
     SCOPED_TRACE(topk);
     CoreCase few({.format = GetParam(), .heads = 24, .topk = topk, .valid = {topk, 1, 0, topk}});
