@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
 # Tests a bundle (scripts/bundle.sh) on a machine with a GPU of compute capability 9.0; needs nothing else there but
-# compute-sanitizer and CUPTI, which the CUDA toolkit has. A part runs its share of every program's tests, then that of the
-# small ones (ci/sanitizer/filters.txt) under each sanitizer, side by side, and ends within 8 minutes.
-#   scripts/gpu-test.sh --bundle FILE [--part I/N] [--out DIR] [--no-sanitizers]
+# compute-sanitizer and CUPTI, which the CUDA toolkit has. A part times its share of the kernels, a program at a time; then it
+# runs its share of every program's tests and of the small ones (ci/sanitizer/filters.txt) under each sanitizer, side by side.
+# It ends within 8 minutes.
+#   scripts/gpu-test.sh --bundle FILE [--part I/N] [--gpu K] [--out DIR] [--no-sanitizers]
 #   scripts/gpu-test.sh --join DIR     puts the summaries of all parts together that were collected in DIR
+# --gpu K: the part works on GPU K of the machine; tests that need two GPUs see the others as well.
 # DIR (gpu-test) gets summary.IofN.txt, a line a test: what became of it, the tool, the program, its name, milliseconds;
-# and a log a program and tool. Ends with 1 where anything is not ok.
+# and a log a program and tool. Ends with 1 where anything is not ok, but for tests that need two GPUs where one is seen.
 set -euo pipefail
 
 limit=465  # seconds of a part
-tools=(memcheck racecheck synccheck initcheck)
-bundle='' part=1 parts=1 out=gpu-test join='' sanitize=yes
+tools=(racecheck synccheck initcheck memcheck)  # the slowest first
+times='*Time*'  # tests that measure, and so run alone
+bundle='' part=1 parts=1 gpu='' out=gpu-test join='' sanitize=yes
 
-usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
+usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
     --bundle) bundle=${2:?} && shift ;;
     --part) part=${2%/*} parts=${2#*/} && shift ;;
+    --gpu) gpu=${2:?} && shift ;;
     --out) out=${2:?} && shift ;;
     --join) join=${2:?} && shift ;;
     --no-sanitizers) sanitize=no ;;
@@ -25,12 +29,12 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-# Totals of a summary, and every line that is not ok; status 1 where there is one.
+# Totals of a summary, and every line that is not ok; status 1 where there is one that fails the run.
 report() {
   awk '{n[$1]++; if ($1 != "ok") print} END {
     for (what in n) printf "%s%d %s", (c++ ? ", " : ""), n[what], what
     print c ? "" : "nothing ran"
-    exit !(c == 1 && n["ok"] > 0)
+    exit !(c > 0 && c == ("ok" in n) + ("needs-two-GPUs" in n))
   }' "$1"
 }
 
@@ -49,7 +53,7 @@ if [ -n "$join" ]; then
 fi
 
 [ -f "$bundle" ] || usage
-if ! [[ $part =~ ^[0-9]+$ && $parts =~ ^[0-9]+$ ]] || ((part < 1 || part > parts)); then usage; fi
+if ! [[ $part =~ ^[0-9]+$ && $parts =~ ^[0-9]+$ && $gpu =~ ^[0-9]*$ ]] || ((part < 1 || part > parts)); then usage; fi
 here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT
 tar -C "$here" -xJf "$bundle"
@@ -59,64 +63,79 @@ out=$(cd "$out" && pwd)
 suffix=${part}of$parts
 summary=$out/summary.$suffix.txt
 : >"$summary"
-export GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$((part - 1)) GTEST_COLOR=no
+export GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$((part - 1)) GTEST_COLOR=no LD_LIBRARY_PATH=$root/lib
 
 echo "part $part of $parts, $(head -n 1 "$root/BUILD")"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader || { echo "no GPU here" >&2; exit 1; }
+gpus=$(nvidia-smi -L | wc -l)
+if [ -n "$gpu" ]; then
+  export CUDA_VISIBLE_DEVICES=$gpu
+  for ((i = 0; i < gpus; ++i)); do ((i == gpu)) || CUDA_VISIBLE_DEVICES+=,$i; done
+elif [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+  gpus=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | wc -l)
+fi
 
 remaining() { echo $((limit - SECONDS > 1 ? limit - SECONDS : 1)); }
-# The programs' tests may run for most of the time; the sanitizers must still get theirs.
-program_limit() { echo $(($(remaining) * 6 / 10 + 1)); }
 
-# Runs a test program: log, then a line a test. run_program TOOL PROGRAM SECONDS COMMAND...
-run_program() {
-  local tool=$1 program=$2 seconds=$3 rc=0
+# Tests of a program under a tool: a log, then a line a test. job TOOL PROGRAM FILTER COMMAND...
+job() {
+  local tool=$1 program=$2 filter=$3 rc=0
   shift 3
   local log=$out/$tool-$program.$suffix.log
-  timeout -k 5 "$seconds" env LD_LIBRARY_PATH="$root/lib" "$@" "$root/bin/$program" \
-    ${only:+"--gtest_filter=$only"} >"$log" 2>&1 </dev/null || rc=$?
-  awk -v rc="$rc" -v tool="$tool" -v program="$program" '
-    function line(what, name, ms) { print what, tool, program, name, ms; if (what != "ok") bad++ }
-    /^\[ RUN      \]/ { running = $4 }
-    /^\[       OK \]/ && running != "" { ms = $5; gsub(/[()]/, "", ms); line("ok", running, ms); running = ""; n++ }
-    /^\[  SKIPPED \]/ && running != "" { line("SKIPPED", running, ""); running = "" }
+  timeout -k 5 "$(remaining)" "$@" "$root/bin/$program" --gtest_filter="$filter" >"$log" 2>&1 </dev/null || rc=$?
+  awk -v rc="$rc" -v tool="$tool" -v program="$program" -v gpus="$gpus" '
+    function line(what, name, ms) { print what, tool, program, name, ms; n++; if (what ~ /^[A-Z]/) bad++ }
+    /^\[ RUN      \]/ { running = $4; lacking = 0 }
+    /^needs two GPUs/ { lacking = gpus < 2 }
+    /^\[       OK \]/ && running != "" { ms = $5; gsub(/[()]/, "", ms); line("ok", running, ms); running = "" }
+    /^\[  SKIPPED \]/ && running != "" { line(lacking ? "needs-two-GPUs" : "SKIPPED", running, ""); running = "" }
     /^\[  FAILED  \]/ && running != "" { line("FAILED", running, ""); running = "" }
     /(ERROR|RACECHECK) SUMMARY:/ { sub(/^=* */, ""); verdict = $0 }
     END {
       if (running != "") line(rc == 124 || rc == 137 ? "CUT-OFF" : "CRASHED", running, "status " rc)
-      else if (rc != 0 && !bad) line(rc == 124 || rc == 137 ? "CUT-OFF" : "FAILED", "(program)", "status " rc)
       if (verdict != "" && verdict !~ /SUMMARY: 0 /) line("FOUND", "(" verdict ")", "")
-      if (tool != "plain" && n > 0 && verdict == "" && !bad) line("FAILED", "(no verdict of the tool)", "")
+      if (!bad && rc != 0) line(rc == 124 || rc == 137 ? "CUT-OFF" : "FAILED", "(program)", "status " rc)
+      if (!bad && n == 0) line("FAILED", "(no test ran)", "")
+      if (!bad && tool ~ /check$/ && verdict == "") line("FAILED", "(no verdict of the tool)", "")
     }' "$log" >"$log.lines"
   cat "$log.lines" >>"$summary"
   rm "$log.lines"
 }
 
-only=''
-for program in $(cd "$root/bin" && ls cuda_*_test); do run_program plain "$program" "$(program_limit)"; done
+# How many tests of a program have such a name. Shards take them in turn.
+count() { "$root/bin/$1" --gtest_list_tests --gtest_filter="$2" | grep -c '^  ' || true; }
+
+# A job beside others, where this part has any of its tests.
+at_once=$(($(nproc) > 16 ? 16 : $(nproc)))
+side_by_side() {
+  (($(count "$2" "$3") >= part)) || return 0
+  while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done
+  job "$@" &
+}
+
+mapfile -t programs < <(cd "$root/bin" && ls cuda_*_test)
+for program in "${programs[@]}"; do
+  (($(count "$program" "$times") < part)) || job times "$program" "$times"
+done
 
 if [ "$sanitize" = yes ]; then
   sanitizer=$(command -v compute-sanitizer || find /usr/local -path '*/bin/compute-sanitizer' 2>/dev/null | tail -n 1)
   [ -n "$sanitizer" ] || { echo "no compute-sanitizer here; see --no-sanitizers" >&2; exit 1; }
-  at_once=$(($(nproc) > 16 ? 16 : $(nproc)))
   for tool in "${tools[@]}"; do
-    options=(--tool "$tool" --error-exitcode 99)
+    options=(--tool "$tool" --error-exitcode 99 --print-limit 0)
     # One entry a finding that is the tool's own, each with its reason.
     [ ! -f "$root/sanitizer/$tool.xml" ] || options+=(--suppressions "$root/sanitizer/$tool.xml")
-    for program in $(cd "$root/bin" && ls cuda_*_test); do
+    for program in "${programs[@]}"; do
       only=$(awk -v program="$program" '$1 == program { print $2 }' "$root/sanitizer/filters.txt")
-      only=${only:-*Small*}
-      [ "$only" != none ] || continue
-      if ! env LD_LIBRARY_PATH="$root/lib" "$root/bin/$program" --gtest_list_tests --gtest_filter="$only" | grep -q '^  '; then
+      [ "${only:=*Small*}" != none ] || continue
+      (($(count "$program" "$only") > 0)) ||
         echo "FAILED $tool $program (no test is named $only)" >>"$summary"
-        continue
-      fi
-      while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done
-      run_program "$tool" "$program" "$(remaining)" "$sanitizer" "${options[@]}" &
+      side_by_side "$tool" "$program" "$only" "$sanitizer" "${options[@]}"
     done
   done
-  wait
 fi
+for program in "${programs[@]}"; do side_by_side plain "$program" "-$times"; done
+wait
 
 echo "$SECONDS s; logs in $out"
 report "$summary"
