@@ -16,6 +16,7 @@
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sparse_core_few_merge.cuh"
+#include "backends/cuda/sparse_core_no_key.cuh"
 
 namespace dsacore::cuda {
 
@@ -40,29 +41,24 @@ struct Producer {
     id = id_of(warp * kShare);
   }
 
-  /// Fetches this warp's share of every tile, and zeros where the last tile has no key: p is 0 there, and 0 * NaN is
-  /// not.
+  /// Fetches this warp's share of every tile.
   __device__ __forceinline__ void run(int keys, uint32_t ring, uint32_t full, uint32_t empty) {
     const bool elected = elect_one();
     int stage = 0;
     uint32_t parity = 1;
     for (int first = warp * kShare; first - warp * kShare < keys; first += Keys) {
       const int32_t next_id = id_of(first + Keys);
-      const int rows = min(max(keys - first, 0), kShare);
+      const auto from =
+          reinterpret_cast<uint64_t>(first + lane < keys ? args.cache + int64_t(id) * F::kRowBytes : kNoKey[lane]);
       const uint32_t to = ring + uint32_t(stage * kTileBytes + warp * kShare * F::kPitch);
       const Barrier arrived = {full + uint32_t(stage * 8)};
       if (first >= args.stages * Keys) Barrier{empty + uint32_t(stage * 8)}.wait(parity);
-      for (uint32_t at = to + uint32_t(rows * F::kPitch + lane * 16); at < to + uint32_t(kShare * F::kPitch);
-           at += 32 * 16) {
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
-      }
-      __syncwarp();
-      if (elected) arrived.expect(uint32_t(rows * F::kRowBytes));
+      if (elected) arrived.expect(kShare * F::kRowBytes);
 #pragma unroll
       for (int i = 0; i < kShare; ++i) {
-        const int64_t row = __shfl_sync(kWholeWarp, id, i);
-        if (elected && i < rows) {
-          bulk_copy(to + uint32_t(i * F::kPitch), args.cache + row * F::kRowBytes, F::kRowBytes, arrived);
+        const uint64_t row = __shfl_sync(kWholeWarp, from, i);
+        if (elected) {
+          bulk_copy(to + uint32_t(i * F::kPitch), reinterpret_cast<const void*>(row), F::kRowBytes, arrived);
         }
       }
       id = next_id;

@@ -5,19 +5,11 @@
 #include <cuda_fp16.h>
 
 #include "backends/cuda/sparse_core_many_shared.cuh"
+#include "backends/cuda/sparse_core_no_key.cuh"
 
 namespace dsacore::cuda::many {
 
 // ---- producers and helpers ----
-
-template <class Layout>
-__device__ __forceinline__ void clear_rows(uint32_t slot, int first, int lane) {
-  const int bytes = (kSlotKeys - first) * RowOperands<Layout>::kPitch;
-#pragma unroll 1
-  for (int at = lane * 16; at < bytes; at += 32 * 16)
-    store_words4(slot + first * RowOperands<Layout>::kPitch + at, {0, 0, 0, 0});
-  __syncwarp();
-}
 
 /// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the
 /// ids by shuffles; they are loaded a slot ahead.
@@ -36,34 +28,24 @@ __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const Ma
   int32_t next = id_in(producer);
   for (int nth = producer; nth < 2 * work.tiles; nth += Producers) {
     const int slot = nth % S::kSlots, use = nth / S::kSlots;
-    const int rows = min(left - nth * kSlotKeys, kSlotKeys);
     const uint32_t to = slots + slot * S::kSlotBytes;
     const Barrier arrived{full + 8 * slot};
     const int32_t id = next;
     next = id_in(nth + Producers);
     if (use > 0) Barrier{empty + 8 * slot}.wait(uint32_t(use - 1) & 1);
-    const auto from = reinterpret_cast<uint64_t>(cache + int64_t(id) * Layout::kRowBytes);
-    if (rows == kSlotKeys) {
-      if (elected) arrived.expect(kSlotKeys * Layout::kRowBytes);
+    const auto from = reinterpret_cast<uint64_t>(nth * kSlotKeys + lane < left ? cache + int64_t(id) * Layout::kRowBytes
+                                                                               : kNoKey[lane]);
+    if (elected) arrived.expect(kSlotKeys * Layout::kRowBytes);
 #pragma unroll
-      for (int i = 0; i < kSlotKeys; i += kBatch) {
-        uint64_t row[kBatch];
+    for (int i = 0; i < kSlotKeys; i += kBatch) {
+      uint64_t row[kBatch];
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) row[j] = __shfl_sync(0xFFFFFFFFu, from, i + j);
-        if (elected) {
+      for (int j = 0; j < kBatch; ++j) row[j] = __shfl_sync(0xFFFFFFFFu, from, i + j);
+      if (elected) {
 #pragma unroll
-          for (int j = 0; j < kBatch; ++j) {
-            bulk_copy(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
-          }
+        for (int j = 0; j < kBatch; ++j) {
+          bulk_copy(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
         }
-      }
-    } else {
-      clear_rows<Layout>(to, max(rows, 0), lane);  // 0 * NaN must not come up
-      if (elected) arrived.expect(uint32_t(max(rows, 0) * Layout::kRowBytes));
-#pragma unroll 1
-      for (int i = 0; i < rows; ++i) {
-        const uint64_t row = __shfl_sync(0xFFFFFFFFu, from, i);
-        if (elected) bulk_copy(to + i * kPitch, reinterpret_cast<const void*>(row), Layout::kRowBytes, arrived);
       }
     }
   }
