@@ -61,8 +61,7 @@ __device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, 
     const int slot = nth % S::kSlots;
     Barrier{full + 8 * slot}.wait(uint32_t(nth / S::kSlots) & 1);
     RowOperands<Layout>::make_table(slots + slot * S::kSlotBytes, tables + slot * S::kTableBytes, lane);
-    __syncwarp();
-    if (lane == 0) Barrier{ready + 8 * slot}.arrive();
+    Barrier{ready + 8 * slot}.arrive();
   }
 }
 

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < S::kSlots; ++slot) {
       Barrier{shared_address(&shared.full[slot])}.init(1);
-      Barrier{shared_address(&shared.ready[slot])}.init(1);
+      Barrier{shared_address(&shared.ready[slot])}.init(32);
       Barrier{shared_address(&shared.empty[slot])}.init(kMathWarps);
     }
     publish_barriers();
