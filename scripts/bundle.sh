@@ -9,7 +9,7 @@ archive=${1:-build/dsacore-cuda.tar.xz}
 max_bytes=20000000
 
 programs=()
-for program in "$build"/cli/dsacore "$build"/tests/cuda/cuda_*_test; do
+for program in "$build"/cli/dsacore "$build"/tests/cuda/cuda_*_test "$build"/tests/cuda/racecheck_findings; do
   [ -f "$program" ] && [ -x "$program" ] && programs+=("$program")
 done
 [ ${#programs[@]} -gt 0 ] || { echo "Nothing is built in $build: scripts/build.sh cuda" >&2; exit 1; }
