@@ -68,14 +68,16 @@ __device__ __forceinline__ int length_of(const ScoresParameters& p, int request)
   return length < 0 ? 0 : length < p.context ? length : p.context;
 }
 
-/// Pages to score of all requests, as a running sum `first_unit` [requests + 1]. By all threads, of which the first
-/// kMaxRows have a request each. Requests of which no row sees more than topk tokens have none.
-__device__ inline void count_units(const ScoresParameters& p, int* first_unit, int* totals) {
+/// Pages to score of all requests, as a running sum `first_unit` [requests + 1], and the tokens that each one's last
+/// page lacks. By all threads, of which the first kMaxRows have a request each. Requests of which no row sees more than
+/// topk tokens have no pages.
+__device__ inline void count_units(const ScoresParameters& p, uint8_t* lacks, int* first_unit, int* totals) {
   const int request = int(threadIdx.x), lane = request % 32, warp = request / 32;
   int units = 0;
   if (request < p.requests) {
     const int n = length_of(p, request);
     if (n > p.topk) units = int(pages_of(n, kIndexPage));
+    lacks[request] = uint8_t(units * kIndexPage - n);
   }
   for (int distance = 1; distance < 32; distance *= 2) {
     const int other = __shfl_up_sync(~0u, units, distance);
@@ -94,7 +96,7 @@ struct Share {
   int begin, end;
 
   __device__ Share(const int* first_unit, int requests) {
-    const int64_t total = first_unit[requests];
+    const uint32_t total = uint32_t(first_unit[requests]);  // at most 2^22
     begin = int(total * blockIdx.x / gridDim.x);
     end = int(total * (blockIdx.x + 1) / gridDim.x);
   }
@@ -143,6 +145,7 @@ struct ScoresTools {
   uint32_t* histograms;
   std::byte* pages;
   float* weights;
+  uint8_t* lacks;
   int *first_unit, *totals;
   uint32_t query_address, barriers;
 
@@ -152,6 +155,7 @@ struct ScoresTools {
     histograms = reinterpret_cast<uint32_t*>(shared + at.histograms);
     pages = shared + at.pages;
     weights = reinterpret_cast<float*>(shared + at.weights);
+    lacks = reinterpret_cast<uint8_t*>(shared + at.lacks);
     first_unit = reinterpret_cast<int*>(shared + at.first_unit);
     totals = reinterpret_cast<int*>(shared + at.totals);
     query_address =
@@ -192,22 +196,36 @@ template <class Keys, class Tile>
 __device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
   const ScoresParameters& p = tools.p;
   constexpr int kEighths = kIndexDim / 8;
-#pragma unroll 4
-  for (int i = int(threadIdx.x); i < p.q * Tile::kHeads * kEighths; i += Tile::kMathThreads) {
-    const int eighth = i % kEighths, line = i / kEighths;
-    const int head = line % Tile::kHeads, row = request * p.q + line / Tile::kHeads;
-    uint2 bytes = {0, 0};
-    if (head < p.heads) bytes = __ldcg(reinterpret_cast<const uint2*>(p.query.row(row, head) + 8 * eighth));
-    const QueryPart part = Keys::place_query(eighth, bytes);
-    std::byte* to = tools.query + line * kIndexDim + part.quarter * 4;
-    *reinterpret_cast<uint32_t*>(to + ((2 * part.step) ^ (line % 8)) * 16) = part.first;
-    *reinterpret_cast<uint32_t*>(to + ((2 * part.step + 1) ^ (line % 8)) * 16) = part.second;
-  }
-#pragma unroll 1
-  for (int i = int(threadIdx.x); i < p.q * Tile::kHeads; i += Tile::kMathThreads) {
+  const auto weight = [&](int i) {
     const int head = i % Tile::kHeads, row = request * p.q + i / Tile::kHeads;
-    tools.weights[i] = head < p.heads ? __ldcg(p.weights.row(row) + head) : 0.0f;
+    return head < p.heads ? __ldcg(p.weights.row(row) + head) : 0.0f;
+  };
+  const int thread = int(threadIdx.x), weights = p.q * Tile::kHeads;
+  const float first_weight = thread < weights ? weight(thread) : 0.0f;  // comes together with the query
+  constexpr int kAtOnce = 4;                                            // loads before the first store
+#pragma unroll 1
+  for (int first = thread; first < weights * kEighths; first += kAtOnce * Tile::kMathThreads) {
+    uint2 bytes[kAtOnce];
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * Tile::kMathThreads, eighth = i % kEighths, line = i / kEighths;
+      const int head = line % Tile::kHeads, row = request * p.q + line / Tile::kHeads;
+      bytes[j] = {0, 0};
+      if (line < weights && head < p.heads) {
+        bytes[j] = __ldcg(reinterpret_cast<const uint2*>(p.query.row(row, head) + 8 * eighth));
+      }
+    }
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * Tile::kMathThreads, eighth = i % kEighths, line = i / kEighths;
+      if (line >= weights) break;
+      const QueryPart part = Keys::place_query(eighth, bytes[j]);
+      std::byte* to = tools.query + line * kIndexDim + part.quarter * 4;
+      *reinterpret_cast<uint32_t*>(to + ((2 * part.step) ^ (line % 8)) * 16) = part.first;
+      *reinterpret_cast<uint32_t*>(to + ((2 * part.step + 1) ^ (line % 8)) * 16) = part.second;
+    }
   }
+  if (thread < weights) tools.weights[thread] = first_weight;
+#pragma unroll 1
+  for (int i = thread + Tile::kMathThreads; i < weights; i += Tile::kMathThreads) tools.weights[i] = weight(i);
   fence_async_proxy();
 }
 
@@ -316,7 +334,8 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
   for (int begin = share.begin; begin < share.end;) {
     while (tools.first_unit[request + 1] <= begin) ++request;
     const int end = min(share.end, tools.first_unit[request + 1]);
-    const int length = length_of(p, request);
+    const int pages = tools.first_unit[request + 1] - tools.first_unit[request];
+    const int length = pages * kIndexPage - tools.lacks[request];
     const int first = max(0, p.topk + p.q - length);
     const int seen = place.quarter < 2 ? length - (p.q - 1) + first : -kMaxQ;
     const RowsOfRequest rows{first, seen, p.keys + (int64_t(request) * p.q + first) * p.key_pitch};
@@ -355,11 +374,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
     publish_barriers();
   }
   clear_histograms<Keys, Tile>(tools);
-  count_units(p, tools.first_unit, tools.totals);
+  count_units(p, tools.lacks, tools.first_unit, tools.totals);
   if (produces) prefetch_pages<Keys>(p, tools.first_unit);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  count_units(p, tools.first_unit, tools.totals);
+  count_units(p, tools.lacks, tools.first_unit, tools.totals);
   const Share share(tools.first_unit, p.requests);
   if (share.begin >= share.end) return;
   if (produces) {

@@ -34,7 +34,7 @@ constexpr int score_width(int heads) {
 
 /// Byte offsets in a CTA's shared memory.
 struct ScoresShared {
-  int histograms, pages, weights, first_unit, totals, barriers, total;
+  int histograms, pages, weights, lacks, first_unit, totals, barriers, total;
   static constexpr int kMaxStages = 16;
 
   /// The query tiles come first, [q, heads of all passes, 128] with the swizzle of their 1024-byte groups.
@@ -42,7 +42,8 @@ struct ScoresShared {
       : histograms(q * tile_heads * kIndexDim),
         pages(histograms + (keeps_histogram ? q * kScoreBins * int(sizeof(uint32_t)) : 0)),
         weights(pages + stages * page_bytes),
-        first_unit(weights + q * tile_heads * int(sizeof(float))),
+        lacks(weights + q * tile_heads * int(sizeof(float))),
+        first_unit(lacks + kMaxRows),
         totals(first_unit + (kMaxRows + 1) * int(sizeof(int))),
         barriers((totals + kMaxRows / 32 * int(sizeof(int)) + 15) / 16 * 16),
         total(barriers + 2 * kMaxStages * 8) {}
