@@ -114,6 +114,7 @@ class PreparedLayer::Impl {
   void run_launches(RunState& state);
   void run_one(RunState& state, StageId stage);
   IndexerArgs indexer_args(const RunState& state) const;
+  SparseCoreArgs sparse_core_args(const RunState& state) const;
   Status run_ranks(RunState& state);
   void finish_empty_rows(const RunState& state);
 };

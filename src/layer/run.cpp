@@ -225,6 +225,10 @@ IndexerArgs PreparedLayer::Impl::indexer_args(const RunState& s) const {
           s.topk_rows, s.valid,        {}};
 }
 
+SparseCoreArgs PreparedLayer::Impl::sparse_core_args(const RunState& s) const {
+  return {&model(), s.query, s.topk_rows, s.valid, kv, s.latent, s.lse, s.shape.plan->value->parts};
+}
+
 /// One stage of one rank, with its inputs and outputs.
 void PreparedLayer::Impl::run_one(RunState& s, StageId stage) {
   const LayerModel& m = model();
@@ -239,13 +243,14 @@ void PreparedLayer::Impl::run_one(RunState& s, StageId stage) {
             IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights});
       break;
     case StageId::kIndexer: s.run(stage, plan.indexer, indexer_args(s)); break;
-    case StageId::kSparseCore:
-      s.run(stage, plan.sparse_core, SparseCoreArgs{&m, s.query, s.topk_rows, s.valid, kv, s.latent, s.lse});
-      break;
-    case StageId::kValueProjection:
+    case StageId::kSparseCore: s.run(stage, plan.sparse_core, sparse_core_args(s)); break;
+    case StageId::kValueProjection: {
+      const SparseCoreArgs core = sparse_core_args(s);
       s.run(stage, plan.value,
-            ValueArgs{&m, s.latent, m.w_uv(), s.gate, s.step.out.first(s.rows), s.step.seq_lens, s.step.q});
+            ValueArgs{&m, s.latent, m.w_uv(), s.gate, s.step.out.first(s.rows), s.step.seq_lens, s.step.q, &core,
+                      s.shape.scratch[static_cast<size_t>(StageId::kSparseCore)].block->data()});
       break;
+    }
     case StageId::kCandidateMerge:
     case StageId::kPartialMerge:
     case StageId::kGate: break;  // of several ranks: run_ranks

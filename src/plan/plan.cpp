@@ -74,8 +74,9 @@ PlanKey plan_key(const ShapeKey& shape, const Tables& tables, std::optional<Part
 Plan make_plan(const Backend& backend, bool has_side, const PlanKey& key) {
   Plan plan;
   plan.key = key;
+  ShapeKey shape = key.shape;
   const auto take = [&](StageId stage, const auto& kernels, auto& kernel) {
-    auto choice = choose(stage, kernels, key.shape, key.kernels[static_cast<size_t>(stage)]);
+    auto choice = choose(stage, kernels, shape, key.kernels[static_cast<size_t>(stage)]);
     kernel = choice.kernel;
     plan.others[static_cast<size_t>(stage)] = std::move(choice.others);
   };
@@ -83,6 +84,7 @@ Plan make_plan(const Backend& backend, bool has_side, const PlanKey& key) {
   take(StageId::kIndexProjection, backend.index_projection, plan.index_projection);
   take(StageId::kIndexer, backend.indexer, plan.indexer);
   take(StageId::kSparseCore, backend.sparse_core, plan.sparse_core);
+  shape.parts = plan.sparse_core->parts && !key.partial;
   take(StageId::kValueProjection, backend.value, plan.value);
   if (key.partial) {
     take(StageId::kCandidateMerge, backend.candidate_merge, plan.candidate_merge);

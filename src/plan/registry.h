@@ -29,6 +29,7 @@ struct ShapeKey {
   int q;
   int ranks;            ///< D
   int64_t max_context;  ///< longest n that a row may see on this rank
+  bool parts = false;   ///< for the value stage: the sparse core can leave it parts to merge
 
   bool operator==(const ShapeKey&) const = default;
 };
@@ -70,6 +71,9 @@ struct Kernel {
   bool split = false;
   /// Indexer: ends in the select, and lets the next kernel start, after its own wait, beside it.
   bool fused = false;
+  /// Sparse core: can leave what it has of each split of a row's keys in its scratch; value: merges that. Where both
+  /// are chosen, on one rank, the value kernel writes the latent and its lse.
+  bool parts = false;
 };
 
 /// A backend's stages. Lists are in order of preference.

@@ -106,8 +106,9 @@ struct SparseCoreArgs {
   View<const int32_t, 2> topk_rows;  ///< [rows, topk] physical rows
   View<const int32_t, 1> valid;      ///< [rows]
   KvCache kv;
-  View<BFloat16, 3> latent;  ///< out [rows, query.heads, 512]
-  View<float, 2> lse;        ///< out [rows, query.heads] natural log; -inf where valid is 0
+  View<BFloat16, 3> latent;   ///< out [rows, query.heads, 512]
+  View<float, 2> lse;         ///< out [rows, query.heads] natural log; -inf where valid is 0
+  bool leaves_parts = false;  ///< cuda: `latent` and `lse` are left to a value kernel that merges parts
 };
 
 /// Step 12 from the latent: `v = latent . W_UV`, and the gate where one is given.
@@ -121,6 +122,10 @@ struct ValueArgs {
   /// the other backends: src/layer/run.cpp writes them.
   View<const int32_t, 1> seq_lens{};
   int q = 1;
+  /// cuda: of a kernel that merges parts: what the sparse core was given, and the scratch that it left them in. The
+  /// kernel writes `core->latent` and `core->lse`, and does not read `latent`.
+  const SparseCoreArgs* core = nullptr;
+  std::byte* parts = nullptr;
 };
 
 /// The gate of step 12 alone, from merged `v` (`proj` partials).

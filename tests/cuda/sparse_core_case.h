@@ -59,19 +59,18 @@ class DeviceCore {
     put(valid_, case_.valid.data());
   }
 
-  /// Enqueues the kernel on the first `live` rows.
-  void enqueue(int live, Queue queue = {}) {
+  /// What the kernel is given for the first `live` rows.
+  SparseCoreArgs args(int live) const {
     KvCache kv = case_.kv;
     kv.data =
         reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(cache_.data()) - uintptr_t(shift_ * kv.row_bytes));
-    kernel_.run({.model = &case_.model,
-                 .query = {query_.data(), case_.heads(), case_.query().element},
-                 .topk_rows = View<const int32_t, 2>(as<const int32_t>(topk_rows_), live, case_.model.config.topk),
-                 .valid = View<const int32_t, 1>(as<const int32_t>(valid_), live),
-                 .kv = kv,
-                 .latent = View<BFloat16, 3>(as<BFloat16>(latent_), live, case_.heads(), kLatent),
-                 .lse = View<float, 2>(as<float>(lse_), live, case_.heads())},
-                {{scratch_.data(), size_t(scratch_.bytes())}, nullptr, nullptr, queue});
+    return {.model = &case_.model,
+            .query = {query_.data(), case_.heads(), case_.query().element},
+            .topk_rows = View<const int32_t, 2>(as<const int32_t>(topk_rows_), live, case_.model.config.topk),
+            .valid = View<const int32_t, 1>(as<const int32_t>(valid_), live),
+            .kv = kv,
+            .latent = View<BFloat16, 3>(as<BFloat16>(latent_), live, case_.heads(), kLatent),
+            .lse = View<float, 2>(as<float>(lse_), live, case_.heads())};
   }
 
   /// Runs on the first `live` rows (-1: all) into poisoned memory.
@@ -79,13 +78,31 @@ class DeviceCore {
     if (live < 0) live = case_.rows();
     latent_.poison();
     lse_.poison();
-    enqueue(live);
+    kernel_.run(args(live), {scratch(), nullptr, nullptr, {}});
+    return result(live);
+  }
+
+  /// The same by a core that leaves parts and the value kernel that merges them; `value` has no `core` yet.
+  CoreResult run(const Kernel<ValueArgs>& merge, ValueArgs value) {
+    const int live = int(value.out.extent(0));
+    latent_.poison();
+    lse_.poison();
+    SparseCoreArgs core = args(live);
+    core.leaves_parts = true;
+    kernel_.run(core, {scratch(), nullptr, nullptr, {}});
+    value.core = &core;
+    value.parts = scratch_.data();
+    merge.run(value, {{}, nullptr, nullptr, {}});
+    return result(live);
+  }
+
+ private:
+  std::span<std::byte> scratch() const { return {scratch_.data(), size_t(scratch_.bytes())}; }
+  CoreResult result(int live) const {
     return {live, case_.heads(),
             fetch(View<const BFloat16, 1>(as<const BFloat16>(latent_), int64_t(live) * case_.heads() * kLatent)),
             fetch(View<const float, 1>(as<const float>(lse_), int64_t(live) * case_.heads()))};
   }
-
- private:
   static int64_t cache_bytes(const CoreCase& c) {
     return ((c.kv.pages - 1) * c.kv.stride_rows + c.kv.page) * c.kv.row_bytes;
   }

@@ -38,7 +38,7 @@ TEST_P(CoreShapes, EveryValidCount) {
   }
 }
 
-// One to eight rows are cut most finely, in clusters of 16.
+// Up to eight rows are cut most finely.
 TEST_P(CoreShapes, FewRows) {
   const auto& [format, named] = GetParam();
   for (const std::vector<int>& valid :
@@ -62,7 +62,7 @@ class FewHeads : public testing::TestWithParam<KvFormat> {
 };
 INSTANTIATE_TEST_SUITE_P(Formats, FewHeads, testing::ValuesIn(kFormats), name_of_format);
 
-// Every way in which rows are cut: 1, 2, 4, 8, 16 CTAs a cluster, 1, 2, 4 clusters a row. A row's bits are its own.
+// Every way in which rows are cut, from 64 splits to 1. A row's bits are its own.
 TEST_P(FewHeads, AnyNumberOfRows) {
   for (const int rows : {1, 2, 3, 4, 6, 9, 16, 20, 33, 40, 66, 67, 132, 133, 256}) {
     SCOPED_TRACE(rows);
@@ -199,8 +199,84 @@ TEST_P(FewHeads, NanAndInfinityStayInTheirRow) {
   expect_broken_values_stay(c, kKernel);
 }
 
+// ---- parts that the value kernel merges ----
+
+const Kernel<ValueArgs>& value_kernel(std::string_view name) {
+  for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+    if (kernel.name == name) return kernel;
+  }
+  throw Exception({ErrorCode::kInternal, "kernel", std::string(name), "is in no list"});
+}
+
+/// Weights, gate and lengths of a step 12 behind a core case.
+struct ValueInputs {
+  explicit ValueInputs(CoreCase& c)
+      : heads(c.heads()),
+        rows(c.rows()),
+        w_uv(int64_t(heads) * kValue * kLatent * 2),
+        gate(int64_t(rows) * pitch() * 2),
+        seq_lens(rows * 4),
+        out(int64_t(rows) * width() * 2) {
+    const auto fill = [&](const DeviceBuffer& to, double scale) {
+      std::vector<BFloat16> values(size_t(to.bytes() / 2));
+      for (BFloat16& value : values) value = to_bf16(float(c.normal() * scale));
+      cuda::check(cudaMemcpy(to.data(), values.data(), size_t(to.bytes()), cudaMemcpyHostToDevice), "cudaMemcpy");
+    };
+    fill(w_uv, 0.05);
+    fill(gate, 2);
+    std::vector<int32_t> lengths(size_t(rows), 5);
+    if (rows > 2) lengths[1] = 0;
+    cuda::check(cudaMemcpy(seq_lens.data(), lengths.data(), lengths.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  int64_t width() const { return int64_t(heads) * kValue; }
+  int64_t pitch() const { return width() + 7; }
+  ValueArgs args(int live, View<const BFloat16, 3> latent, bool gated) const {
+    const View<const BFloat16, 2> all_gates(reinterpret_cast<const BFloat16*>(gate.data()), live, width());
+    return {.model = nullptr,
+            .latent = latent,
+            .w_uv = View<const BFloat16, 3>(reinterpret_cast<const BFloat16*>(w_uv.data()), heads, kValue, kLatent),
+            .gate = gated ? all_gates.with_pitch(pitch()) : View<const BFloat16, 2>{},
+            .out = View<BFloat16, 2>(reinterpret_cast<BFloat16*>(out.data()), live, width()),
+            .seq_lens = View<const int32_t, 1>(reinterpret_cast<const int32_t*>(seq_lens.data()), live),
+            .q = 1};
+  }
+
+  int heads, rows;
+  DeviceBuffer w_uv, gate, seq_lens, out;
+};
+
+/// The core's own merge and the value kernel `fused`, and the value kernel that merges: the same bits in everything.
+void expect_same_bits_from_parts(CoreCase& c, int live, bool gated) {
+  DeviceCore device(c, "few_heads");
+  ValueInputs inputs(c);
+  const CoreResult want = device.run(live);
+  const ValueArgs from_latent = inputs.args(live, device.args(live).latent, gated);
+  value_kernel("fused").run(from_latent, {{}, nullptr, nullptr, {}});
+  const std::vector<BFloat16> wanted = fetch(from_latent.out);
+  inputs.out.poison();
+  expect_same_bits(device.run(value_kernel("merge"), inputs.args(live, {}, gated)), want, live);
+  const std::vector<BFloat16> got = fetch(from_latent.out);
+  int64_t changed = 0;
+  for (size_t i = 0; i < got.size(); ++i) changed += got[i].bits != wanted[i].bits;
+  EXPECT_EQ(changed, 0);
+}
+
+TEST_P(FewHeads, ValueKernelMergesToTheSameBits) {
+  for (const int rows : {1, 2, 3, 7, 9, 17, 40, 67, 133}) {
+    for (const int heads : {1, 6, 12, 16}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << heads << " heads");
+      std::vector<int> valid;
+      for (int row = 0; row < rows; ++row) valid.push_back(row % 5 == 0 ? 2048 : 37 * (row - 1) % 300);
+      CoreCase c({.format = GetParam(), .heads = heads, .valid = valid, .seed = uint64_t(rows)});
+      expect_same_bits_from_parts(c, rows, true);
+      if (rows == 3) expect_same_bits_from_parts(c, 2, false);
+    }
+  }
+}
+
 // ---- time ----
 
+// With the merge by a kernel of its own, which a step does not have.
 TEST(CoreTime, FewHeads) {
   CoreTimer timer;
   for (const KvFormat format : kFormats) {

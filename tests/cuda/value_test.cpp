@@ -30,6 +30,15 @@ std::vector<BFloat16> normal_values(int64_t n, float scale, uint32_t seed) {
   return values;
 }
 
+/// The value kernels that read latents; sparse_core_test.cpp has those that merge what a sparse core leaves.
+std::vector<Kernel<ValueArgs>> latent_kernels() {
+  std::vector<Kernel<ValueArgs>> kernels;
+  for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+    if (!kernel.parts) kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
 /// A device copy of host values.
 template <class T>
 class OnDevice {
@@ -154,7 +163,7 @@ void check_heads(int heads, const std::vector<int>& row_counts, bool gated) {
   const ValueCase c(heads, row_counts.back(), uint32_t(heads), gated);
   const std::vector<BFloat16> want = c.reference();
   ValueOnDevice device(c);
-  for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+  for (const Kernel<ValueArgs>& kernel : latent_kernels()) {
     const std::vector<BFloat16> most = device.run(kernel, c.rows);
     for (const int rows : row_counts) {
       SCOPED_TRACE(::testing::Message() << kernel.name << ", " << heads << " heads, " << rows << " rows, gate "
@@ -199,7 +208,7 @@ TEST(Value, SmallZeroRowsWhateverTheyHold) {
       std::fill_n(c.gate.begin() + row * c.gate_pitch(), c.width(), BFloat16{0xFFC1});
     }
     ValueOnDevice device(c), clean_device(clean);
-    for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+    for (const Kernel<ValueArgs>& kernel : latent_kernels()) {
       SCOPED_TRACE(kernel.name);
       const std::vector<BFloat16> got = device.run(kernel, c.rows);
       std::vector<BFloat16> want = clean_device.run(kernel, c.rows);
@@ -214,7 +223,7 @@ TEST(Value, SmallZeroRowsWhateverTheyHold) {
 TEST(Value, SmallOutOffItsAlignment) {
   const ValueCase c(2, 9, 5);
   ValueOnDevice device(c);
-  for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+  for (const Kernel<ValueArgs>& kernel : latent_kernels()) {
     const std::vector<BFloat16> straight = device.run(kernel, c.rows);
     const std::vector<BFloat16> shifted = device.run(kernel, c.rows, 1);
     EXPECT_TRUE(same_bytes(shifted.data(), straight.data(), int64_t(straight.size()) * 2, kernel.name.data()));
@@ -229,7 +238,7 @@ TEST(Value, SmallBrokenRowHarmsItself) {
     for (int i = 0; i < 2 * kLatent; i += 5) spoilt.latent[size_t(broken * 2 * kLatent + i)] = {bits};
     spoilt.gate[size_t(broken * c.gate_pitch() + 3)] = {bits};
     ValueOnDevice device(c), spoilt_device(spoilt);
-    for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+    for (const Kernel<ValueArgs>& kernel : latent_kernels()) {
       const std::vector<BFloat16> want = device.run(kernel, c.rows);
       std::vector<BFloat16> got = spoilt_device.run(kernel, c.rows);
       std::copy_n(want.begin() + broken * c.width(), c.width(), got.begin() + broken * c.width());
@@ -253,7 +262,7 @@ TEST(Value, SmallReadsTheLayersOwnWuvInPlace) {
   const std::vector<BFloat16> wanted(want.out.data(), want.out.data() + want.out.size());
   DeviceRunner device(c);
   put(want.latent, device.latent);
-  for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+  for (const Kernel<ValueArgs>& kernel : latent_kernels()) {
     device.run(cuda::value_kernels(), device.value_args(), kernel.name);
     EXPECT_TRUE(out_agrees(fetch(device.out), wanted, 5, 3 * kValue)) << kernel.name;
   }
@@ -380,7 +389,7 @@ TEST(Value, Times) {
       const OnDevice<BFloat16> latent(c.latent), gate(c.gate);
       const OnDevice<int32_t> seq_lens(c.seq_lens);
       DeviceBuffer out(rows * c.width() * 2);
-      for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
+      for (const Kernel<ValueArgs>& kernel : latent_kernels()) {
         if (kernel.prepare != nullptr) kernel.prepare(c.shape());
         const int64_t bytes = kernel.scratch_bytes(c.shape(), 1);
         DeviceBuffer scratch(bytes);

@@ -4,23 +4,40 @@
 // more than 5 to 1, so every byte is read once, as it lies in the cache: one bulk copy a row into a ring of tiles.
 //
 //   producers  4 warps   ids -> rows of a tile in shared memory
-//   math       8 warps   logits | softmax | latents of a tile, a barrier between
-//   merge                cluster by way of shared memory, clusters by way of memory (sparse_core_few_merge.cuh)
+//   math       8 warps   logits | softmax | latents of a tile, a barrier between; sums -> memory
 //
-// From 17 rows on memory bounds the tiles; with fewer, and in the merge, the latency of one dependent step after
-// another.
+// The parts of a row are merged by the kernel that reads them (sparse_core_few_merge.cuh).
 //
-// FP64 is in one place: a head's lse from its largest logit, so that logits of 10^4 cost it nothing.
+// From 17 rows on memory bounds the tiles; with fewer, the latency of one dependent step after another.
 #pragma once
 
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/registers.cuh"
-#include "backends/cuda/sparse_core_few_merge.cuh"
+#include "backends/cuda/ptx/shared_memory.cuh"
+#include "backends/cuda/sparse_core_few_math.cuh"
 #include "backends/cuda/sparse_core_no_key.cuh"
 
 namespace dsacore::cuda {
 
-/// A producer warp. It asks for its first rows' ids before it knows how many keys there are: past them lie -1.
+/// The kernel's parameter.
+struct FewHeadsArgs {
+  QueryRows query;
+  View<const int32_t, 2> topk_rows;
+  View<const int32_t, 1> valid;
+  const std::byte* cache;
+  Parts parts;
+  float scale;  ///< of logits
+  FewHeadsPlan plan;
+  int split_bits;  ///< log2 of the plan's
+  int stages;      ///< tiles in the ring
+};
+
+/// Keys of a CTA that begins at place `first` of a row that has `valid`.
+__device__ __forceinline__ int keys_of(const FewHeadsArgs& args, int valid, int first) {
+  return min(max(min(valid, int(args.topk_rows.extent(1))) - first, 0), args.plan.split_keys());
+}
+
+/// A producer warp's share of the query and of all tiles.
 template <KvFormat Format, int Keys>
 struct Producer {
   using F = FewHeadsFormat<Format>;
@@ -28,24 +45,36 @@ struct Producer {
   static constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
 
   const FewHeadsArgs& args;
+  int row, first_key;
   int warp, lane;
-  const int32_t* ids;  ///< of this CTA's keys
-  int readable;        ///< of them
-  int32_t id;          ///< of lane i: of the next tile's row i of this warp's share
+  bool elected;
 
-  __device__ __forceinline__ Producer(const FewHeadsArgs& a, const FewHeadsPlace& place, int warp_index, int lane_index)
-      : args(a), warp(warp_index), lane(lane_index) {
-    const int first = (place.group * a.plan.cluster + place.rank) * a.plan.split_keys();
-    ids = a.topk_rows.row(place.row) + first;
-    readable = min(int(a.topk_rows.extent(1)) - first, a.plan.split_keys());
-    id = id_of(warp * kShare);
+  __device__ __forceinline__ void fetch_query(uint32_t to, Barrier arrived) const {
+    const int heads = args.query.heads;
+    if (elected) arrived.expect(uint32_t((heads - warp + kProducerWarps - 1) / kProducerWarps * F::kQueryBytes));
+#pragma unroll
+    for (int i = 0; i < kFewHeadsMax / kProducerWarps; ++i) {
+      const int head = warp + i * kProducerWarps;
+      if (elected && head < heads) {
+        bulk_copy(to + uint32_t(head * F::kQueryPitch), args.query.at(row, head), F::kQueryBytes, arrived);
+      }
+    }
   }
 
-  /// Fetches this warp's share of every tile.
-  __device__ __forceinline__ void run(int keys, uint32_t ring, uint32_t full, uint32_t empty) {
-    const bool elected = elect_one();
+  /// Fetches this warp's share of the query and of every tile.
+  __device__ __forceinline__ void run(uint32_t query, Barrier query_arrived, uint32_t ring, uint32_t full,
+                                      uint32_t empty) const {
+    const int32_t* ids = args.topk_rows.row(row) + first_key;
+    // Asked for before it is known how many keys there are, and the query copied meanwhile: past the keys lie -1.
+    const int readable = min(int(args.topk_rows.extent(1)) - first_key, args.plan.split_keys());
+    const auto id_of = [&](int first) { return lane < kShare && first + lane < readable ? ids[first + lane] : 0; };
+    int32_t id = id_of(warp * kShare);  // of lane i: of the next tile's row i of this warp's share
+    const int valid = args.valid(row);
+    fetch_query(query, query_arrived);
+    const int keys = keys_of(args, valid, first_key);
     int stage = 0;
     uint32_t parity = 1;
+#pragma unroll 1
     for (int first = warp * kShare; first - warp * kShare < keys; first += Keys) {
       const int32_t next_id = id_of(first + Keys);
       const auto from =
@@ -56,9 +85,9 @@ struct Producer {
       if (elected) arrived.expect(kShare * F::kRowBytes);
 #pragma unroll
       for (int i = 0; i < kShare; ++i) {
-        const uint64_t row = __shfl_sync(kWholeWarp, from, i);
+        const uint64_t source = __shfl_sync(kWholeWarp, from, i);
         if (elected) {
-          bulk_copy(to + uint32_t(i * F::kPitch), reinterpret_cast<const void*>(row), F::kRowBytes, arrived);
+          bulk_copy(to + uint32_t(i * F::kPitch), reinterpret_cast<const void*>(source), F::kRowBytes, arrived);
         }
       }
       id = next_id;
@@ -68,70 +97,43 @@ struct Producer {
       }
     }
   }
-
- private:
-  __device__ __forceinline__ int32_t id_of(int first) const {
-    return lane < kShare && first + lane < readable ? ids[first + lane] : 0;
-  }
 };
 
 /// All tiles of this CTA by one math warp.
 template <KvFormat Format, int Keys>
-__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& warp, const FewHeadsArgs& args,
-                                             const FewHeadsPlace& place, const std::byte* ring, uint32_t full,
-                                             uint32_t empty) {
+__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& math, int keys, int stages, const std::byte* ring,
+                                             uint32_t full, uint32_t empty) {
   constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
   const uint32_t ring_at = fixed_shared_address(ring);
   int stage = 0;
   uint32_t parity = 0;
-  for (int first = 0; first < place.keys; first += Keys) {
+#pragma unroll 1
+  for (int first = 0; first < keys; first += Keys) {
     const std::byte* tile = ring + stage * kTileBytes;
     uint32_t operands = ring_at + uint32_t(stage * kTileBytes);
     const auto release = [&] {
       __syncwarp();
-      if (warp.lane == 0) Barrier{empty + uint32_t(stage * 8)}.arrive();
+      if (math.lane == 0) Barrier{empty + uint32_t(stage * 8)}.arrive();
     };
     Barrier{full + uint32_t(stage * 8)}.wait(parity);
     if constexpr (FewHeadsFormat<Format>::kExpanded) {
-      operands = warp.shared_at + uint32_t(kExpandedAt<Format, Keys>);
+      operands = math.shared_at + uint32_t(kExpandedAt<Format, Keys>);
       if (first > 0) math_barrier();  // the tile before has been read
-      expand_tile<Keys>(tile, warp.expanded, warp.warp * 32 + warp.lane);
+      expand_tile<Keys>(tile, math.expanded, math.warp * 32 + math.lane);
       release();
       math_barrier();
     }
-    warp.logits(tile, operands);
+    math.logits(tile, operands);
     math_barrier();
-    warp.softmax(place.keys - first);
+    math.softmax(keys - first);
     math_barrier();
-    warp.latents(operands);
+    math.latents(operands);
     if constexpr (!FewHeadsFormat<Format>::kExpanded) release();
-    if (++stage == args.stages) {
+    if (++stage == stages) {
       stage = 0;
       parity ^= 1;
     }
   }
-}
-
-__device__ __forceinline__ FewHeadsPlace few_heads_place(const FewHeadsArgs& args) {
-  const int block = int(blockIdx.x), cluster = block >> args.cluster_bits;
-  return {.row = cluster >> args.group_bits,
-          .group = cluster & (args.plan.groups - 1),
-          .rank = block & (args.plan.cluster - 1),
-          .keys = 0,
-          .active_ranks = 0,
-          .active_groups = 0};
-}
-
-/// Reads the row's count of keys.
-__device__ __forceinline__ void count_keys(const FewHeadsArgs& args, FewHeadsPlace& place) {
-  const int valid = min(max(args.valid(place.row), 0), int(args.topk_rows.extent(1)));
-  const int keys = args.plan.split_keys(), cluster_keys = keys << args.cluster_bits;
-  const int in_cluster = min(max(valid - place.group * cluster_keys, 0), cluster_keys);
-  // Quotients of small integers, at least 1 / 2048 from the next: the addend rounds them to the right side.
-  const auto quotient = [](int a, int b) { return int(__fdividef(float(a), float(b)) + 0x1p-13f); };
-  place.keys = min(max(in_cluster - place.rank * keys, 0), keys);
-  place.active_ranks = quotient(in_cluster + keys - 1, keys);
-  place.active_groups = quotient(valid + cluster_keys - 1, cluster_keys);
 }
 
 template <KvFormat Format, int Keys>
@@ -139,67 +141,43 @@ __global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __
   using Shared = FewHeadsShared<Format, Keys>;
   extern __shared__ __align__(128) std::byte bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(bytes);
-  const std::byte* ring = bytes + kRingAt<Format, Keys>;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const uint32_t shared_at = fixed_shared_address(&shared);
   const uint32_t full = shared_at + uint32_t(offsetof(Shared, full)),
                  empty = shared_at + uint32_t(offsetof(Shared, empty));
-  const Barrier received = {shared_at + uint32_t(offsetof(Shared, received))};
+  const Barrier query_arrived = {shared_at + uint32_t(offsetof(Shared, query_arrived))};
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.stages; ++i) {
       Barrier{full + uint32_t(8 * i)}.init(kProducerWarps);
       Barrier{empty + uint32_t(8 * i)}.init(kMathWarps);
     }
-    received.init(1);
+    query_arrived.init(kProducerWarps);
     publish_barriers();
   }
   __syncthreads();
-  // The cluster's barrier says that all its CTAs can be sent to: that they have started, and have read their tiles
-  // where what is sent lies over them.
-  const bool over_tiles = args.received_at == 0, alone = args.plan.cluster == 1;
-  const bool arrive_first = !alone && !over_tiles, arrive_later = !alone && over_tiles;
-  if (arrive_first) cluster_arrive();
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
-
-  FewHeadsPlace place = few_heads_place(args);
+  const int row = int(blockIdx.x) >> args.split_bits, split = int(blockIdx.x) & (args.plan.splits - 1);
+  const int first_key = split * args.plan.split_keys();
   if (warp >= kMathWarps) {
     give_registers<24>();
-    Producer<Format, Keys> producer(args, place, warp - kMathWarps, lane);
-    count_keys(args, place);
-    producer.run(place.keys, shared_at + uint32_t(kRingAt<Format, Keys>), full, empty);
-    if (arrive_later) cluster_arrive();
-    if (!alone) cluster_wait();
+    const Producer<Format, Keys> producer = {args, row, first_key, warp - kMathWarps, lane, elect_one()};
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    producer.run(shared_at + uint32_t(offsetof(Shared, query)), query_arrived,
+                 shared_at + uint32_t(kRingAt<Format, Keys>), full, empty);
     return;
   }
   take_registers<104>();
-  const float exp2_scale = args.scale * 1.44269504088896340736f;
-  MathWarp<Format, Keys> math(shared, shared_at, warp, lane, exp2_scale);
-  math.query.load(args.query, place.row, math.group(), lane);
-  count_keys(args, place);
-  if (place.active_groups == 0 && place.group == 0) write_empty_row(args, place, int(threadIdx.x));
-  if (place.keys > 0) {
-    math.query.convert(args.query.heads, lane);
-    attend_tiles(math, args, place, ring, full, empty);
-  }
-  if (arrive_later) cluster_arrive();
-  if (threadIdx.x == 0)
-    received.expect(uint32_t(place.active_ranks - (place.keys > 0 ? 1 : 0)) * bytes_from_rank(args));
-  __syncwarp();
-  const int received_at = over_tiles ? kExpandedAt<Format, Keys> : args.received_at;
-  Merge<Shared> merge(shared, args, place, exp2_scale, int(threadIdx.x));
-  if (alone) {
-    math_barrier();
-  } else {
-    cluster_wait();
-  }
-  if (place.keys > 0)
-    send_sums(math, args, place.rank, {bytes + received_at, shared_at + uint32_t(received_at), received.address});
-  math_barrier();
-  if (place.active_ranks == 0) return;  // the whole cluster
-  received.wait(0);
-  merge.cluster(bytes + received_at);
-  if (place.active_groups > 1 && merge.last_to_arrive()) merge.groups();
+  MathWarp<Format, Keys> math(shared, shared_at, warp, lane, args.scale * kLog2E);
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const int keys = keys_of(args, args.valid(row), first_key);
+  query_arrived.wait(0);  // also where there is no key: a CTA stays until what it asked for has come
+  if (keys == 0) return;
+  math.query.load(shared.query, args.query.heads, math.group(), lane);
+  math.query.convert(args.query.heads, lane);
+  math_barrier();  // logits lie over the query
+  attend_tiles(math, keys, args.stages, bytes + kRingAt<Format, Keys>, full, empty);
+  math.leave(args.parts, row, split, args.plan.splits, args.query.heads);
 }
 
 }  // namespace dsacore::cuda

@@ -1,4 +1,4 @@
-// Sparse core for few heads: how the keys of a row are cut over CTAs, and what the host hands to the kernel.
+// Sparse core for few heads: how the keys of a row are cut over CTAs, and what these leave for the merge.
 #pragma once
 
 #include <cstddef>
@@ -9,57 +9,50 @@
 namespace dsacore::cuda {
 
 inline constexpr int kFewHeadsMax = 16;  ///< the 16 rows of an mma.sync operand
-inline constexpr int kMaxGroups = 4;     ///< clusters of a row
+inline constexpr int kMaxSplits = 64;    ///< of a row's keys
+inline constexpr int kKeyGroups = 4;     ///< latents of a key are multiplied, and scaled, in four groups of 128
+inline constexpr int kGroupLatents = kLatent / kKeyGroups;
+inline constexpr float kLog2E = 1.44269504088896340736f;
 
 /// Splits of a row's list of keys. Fixed by (rows, topk) alone: the bits of a row depend on nothing else of the batch.
-///
-/// A row has `groups` clusters of `cluster` CTAs; CTA `s = group * cluster + rank` takes the keys at places
-/// `s * tiles * tile_keys` and on. The CTAs of a cluster merge through each other's shared memory, each 512 / cluster
-/// latents of all heads; the clusters of a row merge through memory, the last to arrive adds up.
+/// CTA `row * splits + s` takes the keys at places `s * tiles * tile_keys` and on.
 struct FewHeadsPlan {
   int tile_keys;  ///< keys of a tile: 32 or 64
   int tiles;      ///< tiles of a CTA, at most
-  int cluster;    ///< 1, 2, 4, 8, 16
-  int groups;     ///< clusters of a row
+  int splits;     ///< a power of two
 
   DSACORE_HD constexpr int split_keys() const { return tiles * tile_keys; }
 };
 
 constexpr FewHeadsPlan few_heads_plan(int rows, int topk) {
-  // Up to 264 CTAs, two on each of 132 SMs; clusters of 4 and more leave SMs of a GPC idle when they fill the chip, and
-  // so stop at 132. Few rows: as many CTAs as still shorten the gather.
-  int cluster = rows <= 8 ? 16 : rows <= 16 ? 8 : rows <= 132 ? 2 : 1;
-  int groups = rows <= 2 ? 4 : rows <= 4 ? 2 : rows <= 16 ? 1 : rows <= 33 ? 4 : rows <= 66 ? 2 : 1;
+  // Up to 264 CTAs, two on each of 132 SMs. Few rows: as many CTAs as still shorten the gather.
+  int splits = rows <= 2 ? 64 : rows <= 4 ? 32 : rows <= 8 ? 16 : rows <= 33 ? 8 : rows <= 66 ? 4 : rows <= 132 ? 2 : 1;
   const int tile_keys = rows <= 2 ? 32 : 64;
   const int tiles = (topk + tile_keys - 1) / tile_keys;
-  while (groups > 1 && groups / 2 * cluster >= tiles) groups /= 2;
-  while (cluster > 1 && cluster / 2 * groups >= tiles) cluster /= 2;
-  const int splits = cluster * groups;
-  return {tile_keys, (tiles + splits - 1) / splits, cluster, groups};
+  while (splits > 1 && splits / 2 >= tiles) splits /= 2;
+  return {tile_keys, (tiles + splits - 1) / splits, splits};
 }
 
-/// The kernel's parameter.
-struct FewHeadsArgs {
-  QueryRows query;
-  View<const int32_t, 2> topk_rows;
-  View<const int32_t, 1> valid;
-  const std::byte* cache;
-  View<BFloat16, 3> latent;
-  View<float, 2> lse;
-  uint32_t* arrivals;  ///< [rows, cluster] of clusters that have left their part; zero between runs
-  float* parts;        ///< [rows, groups, cluster] of `part_floats`
-  float scale;         ///< of logits
-  float k_scale;       ///< of the latent
-  FewHeadsPlan plan;
-  int cluster_bits, group_bits;  ///< log2 of the plan's
-  int slice_bits;                ///< log2 of 512 / cluster
-  int stages;                    ///< tiles in the ring
-  int received_at;  ///< where in shared memory the neighbours' parts arrive; 0: over tiles that have been read
+/// Of one head, one split and one group of latents. Latents of the part are in units of `unit`.
+struct alignas(16) PartStatistics {
+  float largest;  ///< logit before its scale
+  float sum;      ///< of exp(scale * (logit - largest))
+  float unit;
+  float unused;
 };
 
-/// Floats of one cluster's part of a slice of a row: latents [heads, slice], then {largest logit, sum} [heads].
-DSACORE_HD constexpr int64_t part_floats(int heads, int cluster) {
-  return int64_t(heads) * (kLatent / cluster) + (2 * heads + 3) / 4 * 4;
-}
+/// What the CTAs of a row leave in memory; those without keys leave nothing.
+struct Parts {
+  float* latents;              ///< [rows, splits, heads, 512]
+  PartStatistics* statistics;  ///< [rows, heads, 4, splits]
+
+  static DSACORE_HD constexpr int64_t bytes(int64_t rows, int splits, int heads) {
+    return rows * splits * heads * int64_t(kLatent * sizeof(float) + kKeyGroups * sizeof(PartStatistics));
+  }
+  static Parts in(std::byte* scratch, int64_t rows, int splits, int heads) {
+    auto* latents = reinterpret_cast<float*>(scratch);
+    return {latents, reinterpret_cast<PartStatistics*>(latents + rows * splits * heads * kLatent)};
+  }
+};
 
 }  // namespace dsacore::cuda

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "backends/cuda/half_warp.cuh"
 #include "backends/cuda/ptx/convert.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
@@ -20,17 +21,6 @@ __device__ __forceinline__ uint32_t half2_bits(__half2 x) { return *reinterpret_
 __device__ __forceinline__ __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
 __device__ __forceinline__ uint32_t multiply_half2(uint32_t a, __half2 b) {
   return half2_bits(__hmul2(half2_of(a), b));
-}
-
-__device__ __forceinline__ float half_warp_max(float x) {
-#pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, distance));
-  return x;
-}
-__device__ __forceinline__ float half_warp_sum(float x) {
-#pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2) x += __shfl_xor_sync(kWholeWarp, x, distance);
-  return x;
 }
 
 /// All math warps meet; what they wrote to shared memory before is visible after.
@@ -55,15 +45,15 @@ struct QueryFragments {
   uint32_t pe[4];
   float unit[2];  ///< of the heads' FP16 values, for a BF16 query; a power of two
 
-  /// Fetches; heads that there are not read the last one.
-  __device__ __forceinline__ void load(const QueryRows& query, int64_t row, int group, int lane) {
+  /// From shared memory; heads that there are not read the last one.
+  __device__ __forceinline__ void load(const std::byte* query, int heads, int group, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int head = min(lane / 4 + 8 * i, query.heads - 1);
+      const std::byte* head = query + min(lane / 4 + 8 * i, heads - 1) * FewHeadsFormat<Format>::kQueryPitch;
       if constexpr (FewHeadsFormat<Format>::kPlainPe) {
-        load_bf16(query.bf16(row, head) + 4 * (lane % 4), group, i);
+        load_bf16(reinterpret_cast<const BFloat16*>(head) + 4 * (lane % 4), group, i);
       } else {
-        load_e4m3(query.e4m3(row, head) + 4 * (lane % 4), group, i);
+        load_e4m3(reinterpret_cast<const uint8_t*>(head) + 4 * (lane % 4), group, i);
       }
     }
   }
@@ -252,15 +242,29 @@ struct MathWarp {
     }
   }
 
-  /// Complete sums of the lane's head, and the units of its latents.
-  __device__ __forceinline__ HeadStatistics statistics() const {
-    HeadStatistics result = {.largest = largest, .sum = half_warp_sum(sum), .unused = {}, .unit = {}};
+  // ---- the part ----
+
+  /// Leaves the sums of all heads in memory, as split `split` of `splits`.
+  __device__ __forceinline__ void leave(const Parts& parts, int64_t row, int split, int splits, int heads) {
 #pragma unroll
-    for (int g = 0; g < kKeyGroups; ++g) {
-      result.unit[g] = 1.0f / (1 << kUnitHeadroom);
-      if constexpr (kScaleGroups > 1) result.unit[g] = of_group(out_of_unit(unit_field(weight)), g);
+    for (int i = 0; i < 2; ++i) {
+      const int latent_head = lane / 4 + 8 * i;
+      if (latent_head >= heads) continue;
+      float* to = parts.latents + ((row * splits + split) * heads + latent_head) * kLatent + warp * kWarpLatents;
+#pragma unroll
+      for (int q = 0; q < kBlocks16; ++q) {
+        const auto& even = latent[q][0];
+        const auto& odd = latent[q][1];
+        __stcg(reinterpret_cast<float4*>(to) + 4 * q + lane % 4,
+               make_float4(even[2 * i], odd[2 * i], even[2 * i + 1], odd[2 * i + 1]));
+      }
     }
-    return result;
+    const float all = half_warp_sum(sum);
+    if (lane % 4 == 0 && head() < heads) {
+      const float unit = kScaleGroups > 1 ? out_of_unit(unit_field(weight)) : 1.0f / (1 << kUnitHeadroom);
+      const int64_t list = (row * heads + head()) * kKeyGroups + lane / 4 % 4;
+      __stcg(reinterpret_cast<float4*>(parts.statistics + list * splits + split), make_float4(largest, all, unit, 0));
+    }
   }
 
  private:

@@ -13,12 +13,11 @@ namespace dsacore::cuda {
 inline constexpr int kMathWarps = 8;
 inline constexpr int kProducerWarps = 4;  // one warpgroup, for registers are moved between warpgroups
 inline constexpr int kFewHeadsThreads = 32 * (kMathWarps + kProducerWarps);
-inline constexpr int kKeyGroups = 4;  ///< latents of a key are multiplied in four groups of 128
-inline constexpr int kGroupLatents = kLatent / kKeyGroups;
+inline constexpr int kStages = 2;                ///< tiles in the ring
 inline constexpr int kSharedLimit = 113 * 1024;  ///< two CTAs on an SM, or one beside a CTA of the next stage
 
 /// Rows lie in the ring at `kPitch`, operands are read at `kOperandPitch`: an odd multiple of 16 bytes modulo 128, so
-/// that ldmatrix meets no bank twice.
+/// that ldmatrix meets no bank twice. Heads of the query lie at `kQueryPitch`, for the same reason.
 template <KvFormat Format>
 struct FewHeadsFormat;
 
@@ -30,6 +29,7 @@ struct FewHeadsFormat<KvFormat::kFp8DsMla> {
   static constexpr int kScaleGroups = KvFp8DsMla::kTiles;  ///< of p: one scale a key and 128 latents
   static constexpr bool kExpanded = false;                 ///< operands are the raw rows
   static constexpr bool kPlainPe = true;                   ///< pe and the query are BF16
+  static constexpr int kQueryBytes = kQueryRow * 2, kQueryPitch = kQueryBytes + 32;
 };
 template <>
 struct FewHeadsFormat<KvFormat::kFp8> {
@@ -39,6 +39,7 @@ struct FewHeadsFormat<KvFormat::kFp8> {
   static constexpr int kScaleGroups = 1;
   static constexpr bool kExpanded = false;
   static constexpr bool kPlainPe = false;
+  static constexpr int kQueryBytes = kQueryRow, kQueryPitch = kQueryBytes + 16;
 };
 /// Values are widened to e4m3 codes in a tile of their own; block scales are multiplied in FP16, exactly.
 template <>
@@ -49,21 +50,7 @@ struct FewHeadsFormat<KvFormat::kNvfp4DsMla> {
   static constexpr int kScaleGroups = 1;
   static constexpr bool kExpanded = true;
   static constexpr bool kPlainPe = false;
-};
-
-/// Of one head and one CTA, beside its latents. Latents are in units of `unit` of their group.
-struct alignas(16) HeadStatistics {
-  float largest;  ///< logit before its scale
-  float sum;      ///< of exp(scale * (logit - largest))
-  float unused[2];
-  float unit[kKeyGroups];
-};
-static_assert(sizeof(HeadStatistics) == 32);
-
-/// The softmax of a head over several parts.
-struct MergedHead {
-  float largest;
-  float sum;
+  static constexpr int kQueryBytes = kQueryRow, kQueryPitch = kQueryBytes + 16;
 };
 
 /// An expanded tile: e4m3 operands, and each block's scale in FP16 in two orders.
@@ -82,12 +69,14 @@ struct FewHeadsShared {
   static constexpr int kScaleGroups = FewHeadsFormat<Format>::kScaleGroups;
   static constexpr int kTileBytes = Keys * FewHeadsFormat<Format>::kPitch;
 
-  alignas(128) float logits[kKeyGroups][kFewHeadsMax][Keys + 8];  ///< each group's part of the dot products
-  alignas(16) __half p[kScaleGroups][kFewHeadsMax][Keys + 8];     ///< times the key's scale, in the head's unit
-  alignas(16) float rescale[kFewHeadsMax][kScaleGroups];          ///< of the latents summed so far
-  alignas(16) float scales[kScaleGroups][Keys];                   ///< of the tile's keys, where p is multiplied by them
-  alignas(8) uint64_t full[3], empty[3], received;
-  uint32_t last;
+  union {
+    alignas(128) std::byte query[kFewHeadsMax * FewHeadsFormat<Format>::kQueryPitch];  ///< until it is in registers
+    float logits[kKeyGroups][kFewHeadsMax][Keys + 8];  ///< each group's part of the dot products
+  };
+  alignas(16) __half p[kScaleGroups][kFewHeadsMax][Keys + 8];  ///< times the key's scale, in the head's unit
+  alignas(16) float rescale[kFewHeadsMax][kScaleGroups];       ///< of the latents summed so far
+  alignas(16) float scales[kScaleGroups][Keys];                ///< of the tile's keys, where p is multiplied by them
+  alignas(8) uint64_t full[kStages], empty[kStages], query_arrived;
 };
 
 template <KvFormat Format, int Keys>
@@ -95,10 +84,5 @@ constexpr int kExpandedAt = int(sizeof(FewHeadsShared<Format, Keys>));
 template <KvFormat Format, int Keys>
 constexpr int kRingAt =
     kExpandedAt<Format, Keys> + (FewHeadsFormat<Format>::kExpanded ? int(sizeof(ExpandedTile<Keys>)) : 0);
-
-/// Bytes that a cluster's parts take where they arrive.
-constexpr int received_bytes(int heads, int cluster) {
-  return heads * (kLatent * int(sizeof(float)) + cluster * int(sizeof(HeadStatistics)));
-}
 
 }  // namespace dsacore::cuda

@@ -1,5 +1,5 @@
-// value and gate: step 12 of the specification. The kernels are in value_fused.cu, value_wide.cu and gate.cu; all take
-// every shape of the specification.
+// value and gate: step 12 of the specification. The kernels are in value_merge.cu, value_fused.cu, value_wide.cu and
+// gate.cu; from latents all take every shape of the specification.
 #include "backends/cuda/value.h"
 
 #include "backends/cuda/kernels.h"
@@ -7,10 +7,15 @@
 namespace dsacore::cuda {
 namespace {
 
+Verdict accepts_parts(const ShapeKey& shape) {
+  if (shape.parts) return {};
+  return {false, "takes the parts of a sparse core that leaves them, on one rank"};
+}
 Verdict accepts_all(const ShapeKey&) { return {}; }
 int64_t no_scratch(const ShapeKey&, int) { return 0; }
 
 constexpr Kernel<ValueArgs> kValueKernels[] = {
+    {.name = "merge", .accepts = accepts_parts, .scratch_bytes = no_scratch, .run = run_value_merge, .parts = true},
     {"fused", accepts_all, no_scratch, run_fused_value},
     {"wide", accepts_all, wide_value_bytes, run_wide_value, prepare_wide_value},
 };

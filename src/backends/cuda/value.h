@@ -5,6 +5,9 @@
 
 namespace dsacore::cuda {
 
+/// value_merge.cu: the parts of a sparse core, W_UV and the gate in one kernel.
+void run_value_merge(const ValueArgs& args, const Workspace& workspace);
+
 /// value_fused.cu: W_UV and the gate in one kernel.
 void run_fused_value(const ValueArgs& args, const Workspace& workspace);
 

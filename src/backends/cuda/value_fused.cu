@@ -43,17 +43,6 @@ struct FusedParameters {
   int tiles;  // of rows
 };
 
-/// 16 bytes of weights, loaded before the wait. By a load that the assembler keeps there: it takes one through the
-/// read-only path (ld.global.nc, __ldg) for free to move, and moves the wait ahead of it.
-__device__ __forceinline__ uint4 load_weights(const BFloat16* at) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
-}
-
 /// One lane's share of 8 columns: column `lane / 4`, and of each half of the chunk the 8 values from `lane % 4 * 8`
 /// on.
 struct Strip {

@@ -1,4 +1,4 @@
-// What the value and gate kernels share: which rows are live, pairs of columns, the gate.
+// What the value and gate kernels share: which rows are live, pairs of columns, weights ahead of the wait, the gate.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,17 @@ __device__ __forceinline__ void store_pair(BFloat16* to, Bf16Pair pair, bool ali
     to[0] = pair.first();
     to[1] = pair.second();
   }
+}
+
+/// 16 bytes of weights, loaded before the wait. By a load that the assembler keeps there: it takes one through the
+/// read-only path (ld.global.nc, __ldg) for free to move, and moves the wait ahead of it.
+__device__ __forceinline__ uint4 load_weights(const BFloat16* at) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
 }
 
 /// Which rows belong to a request that has a length; the others give zeros, whatever their inputs hold.
