@@ -79,18 +79,17 @@ TEST_P(FewHeads, AnyNumberOfRows) {
 }
 
 // For tools that take seconds a launch: tiles of 32 and of 64 keys; a ring that goes round, with neighbours' parts over
-// its tiles; the merge of a cluster and of clusters.
+// its tiles; the merge of many splits and of few.
 TEST_P(FewHeads, SmallForTools) {
   const auto expect_plan = [](const CoreCase& c, const cuda::FewHeadsPlan& want) {
     const cuda::FewHeadsPlan plan = cuda::few_heads_plan(c.rows(), c.model.config.topk);
-    EXPECT_TRUE(plan.tile_keys == want.tile_keys && plan.tiles == want.tiles && plan.cluster == want.cluster &&
-                plan.groups == want.groups);
+    EXPECT_TRUE(plan.tile_keys == want.tile_keys && plan.tiles == want.tiles && plan.splits == want.splits);
   };
   CoreCase one({.format = GetParam(), .heads = 3, .topk = 544, .valid = {540}});
-  expect_plan(one, {.tile_keys = 32, .tiles = 1, .cluster = 16, .groups = 2});
+  expect_plan(one, {.tile_keys = 32, .tiles = 1, .splits = 32});
   expect_device_agrees(one, kKernel);
   CoreCase nine({.format = GetParam(), .heads = 2, .topk = 1600, .valid = {0, 500, 0, 0, 0, 0, 0, 0, 1}});
-  expect_plan(nine, {.tile_keys = 64, .tiles = 4, .cluster = 8, .groups = 1});
+  expect_plan(nine, {.tile_keys = 64, .tiles = 4, .splits = 8});
   expect_device_agrees(nine, kKernel);
 }
 
