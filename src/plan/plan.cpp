@@ -60,7 +60,7 @@ void plan_launches(Plan& plan, const Backend& backend, bool has_side) {
 PlanKey plan_key(const ShapeKey& shape, const Tables& tables, std::optional<PartialFormat> partial) {
   PlanKey key{.shape = shape, .kernels = {}};
   for (size_t stage = 0; stage < key.kernels.size(); ++stage) {
-    key.kernels[stage] = tables.kernels[stage].find(shape.rows).value_or("auto");
+    key.kernels[stage] = tables.kernel_of(StageId(stage), shape.index_format, shape.q, shape.rows);
   }
   key.overlap = tables.overlap_of(shape.rows);
   key.unfused_overlap = tables.unfused_overlap_of(shape.rows);

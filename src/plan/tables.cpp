@@ -53,6 +53,15 @@ Tables tables_of(const json& entry, std::string_view source) {
           RowTable::parse(std::string(source) + ": kernels." + stage, table.get<std::string>());
     }
   }
+  for (const auto& [name, by_q] : entry.value("indexers", json::object()).items()) {
+    const std::optional<IndexFormat> format = index_format_of(name);
+    if (!format) malformed(source, "indexers", name, "allowed: fp8, mxfp4");
+    for (const auto& [q, table] : by_q.items()) {
+      if (q.size() != 1 || q[0] < '1' || q[0] > '8') malformed(source, "indexers." + name, q, "a q of 1..8");
+      tables.indexers[{*format, q[0] - '0'}] =
+          RowTable::parse(std::string(source) + ": indexers." + name + "." + q, table.get<std::string>());
+    }
+  }
   tables.overlap = RowTable::parse(std::string(source) + ": overlap", entry.value("overlap", std::string("serial")));
   check_overlap(std::string(source) + ": overlap", tables.overlap);
   tables.unfused_overlap =
@@ -71,6 +80,12 @@ OverlapMode mode_of(const RowTable& table, int rows) {
 
 }  // namespace
 
+std::string_view Tables::kernel_of(StageId stage, IndexFormat index_format, int q, int rows) const {
+  if (const auto at = indexers.find({index_format, q}); stage == StageId::kIndexer && at != indexers.end()) {
+    if (const auto name = at->second.find(rows)) return *name;
+  }
+  return kernels[static_cast<size_t>(stage)].find(rows).value_or("auto");
+}
 OverlapMode Tables::overlap_of(int rows) const { return mode_of(overlap, rows); }
 OverlapMode Tables::unfused_overlap_of(int rows) const { return mode_of(unfused_overlap, rows); }
 
@@ -106,6 +121,7 @@ void override_tables(Tables& tables, std::string_view kernels, std::string_view 
     }
     tables.kernels[size_t(at)] =
         RowTable::parse("kernels." + std::string(part.substr(0, equals)), part.substr(equals + 1));
+    if (StageId(at) == StageId::kIndexer) tables.indexers.clear();
   }
   if (!overlap.empty()) {
     tables.overlap = RowTable::parse("overlap", overlap);

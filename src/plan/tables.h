@@ -3,8 +3,10 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "dsacore/formats.h"
 #include "plan/row_table.h"
@@ -14,11 +16,15 @@ namespace dsacore {
 
 struct Tables {
   std::array<RowTable, kStages> kernels;  ///< by StageId; "auto" or nothing: the first kernel that accepts
+  /// By index format and `q`: before what `kernels` says of the indexer.
+  std::map<std::pair<IndexFormat, int>, RowTable> indexers;
   RowTable overlap;
   RowTable unfused_overlap;  ///< instead of a late mode where the indexer is not fused
   RowTable partial;
   std::string source;  ///< where they came from, for messages
 
+  /// For a number of rows; "auto" where the tables say nothing.
+  std::string_view kernel_of(StageId stage, IndexFormat index_format, int q, int rows) const;
   /// For a number of rows; serial where the tables say nothing.
   OverlapMode overlap_of(int rows) const;
   OverlapMode unfused_overlap_of(int rows) const;

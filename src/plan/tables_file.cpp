@@ -18,6 +18,9 @@ ordered_json entry_json(const TablesEntry& entry) {
     if (!text.empty()) kernels[std::string(kStageNames[size_t(i)])] = text;
   }
   out["kernels"] = kernels;
+  for (const auto& [key, table] : entry.tables.indexers) {
+    out["indexers"][std::string(name_of(key.first))][std::to_string(key.second)] = table.text();
+  }
   out["overlap"] = entry.tables.overlap.text();
   out["unfused_overlap"] = entry.tables.unfused_overlap.text();
   out["partial"] = entry.tables.partial.text();

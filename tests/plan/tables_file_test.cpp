@@ -30,7 +30,9 @@ std::string_view query_of(const std::string& text, const char* backend, const ch
 }
 
 TEST(TablesFile, ReadsBackWhatWasWritten) {
-  const std::string text = tables_text({entry("cuda", "", 12, "1-16:fused"), entry("cuda", "", 0, "split")},
+  TablesEntry few = entry("cuda", "", 12, "1-16:fused");
+  few.tables.indexers[{IndexFormat::kMxfp4, 8}] = RowTable::parse("indexers", "16-256:stock");
+  const std::string text = tables_text({few, entry("cuda", "", 0, "split")},
                                        {"a \"device\"", "2026-01-02", "dsacore", "shapes"}, kOthers);
   EXPECT_EQ(query_of(text, "cuda", "sm_90a", 12, 16), "fused");
   EXPECT_EQ(query_of(text, "cuda", "sm_90a", 12, 17), "");
@@ -40,6 +42,8 @@ TEST(TablesFile, ReadsBackWhatWasWritten) {
   EXPECT_EQ(tables.overlap_of(9), OverlapMode::kSerial);
   EXPECT_EQ(tables.unfused_overlap_of(9), OverlapMode::kFork);
   EXPECT_EQ(tables.partial.find(1), "bf16");
+  EXPECT_EQ(tables.kernel_of(StageId::kIndexer, IndexFormat::kMxfp4, 8, 16), "stock");
+  EXPECT_EQ(tables.kernel_of(StageId::kIndexer, IndexFormat::kMxfp4, 8, 15), "auto");
   EXPECT_NE(text.find(R"("device":"a \"device\"")"), std::string::npos) << text;
 }
 

@@ -60,6 +60,23 @@ TEST(Tables, TheUnfusedOverlapIsATableOfItsOwn) {
                Exception);
 }
 
+TEST(Tables, TheIndexerMayDependOnItsFormatAndQ) {
+  constexpr const char* kIndexers =
+      R"({"version": 1, "tables": [{"kernels": {"indexer": "1-8:a"}, "indexers": {"mxfp4": {"4": "5-256:stock"}}}]})";
+  Tables tables = read_tables(kIndexers, "text", "cuda", "sm_90a", 12);
+  const auto indexer = [&](IndexFormat format, int q, int rows) {
+    return tables.kernel_of(StageId::kIndexer, format, q, rows);
+  };
+  EXPECT_EQ(indexer(IndexFormat::kMxfp4, 4, 8), "stock");
+  EXPECT_EQ(indexer(IndexFormat::kMxfp4, 4, 4), "a");
+  EXPECT_EQ(indexer(IndexFormat::kMxfp4, 2, 8), "a");
+  EXPECT_EQ(indexer(IndexFormat::kFp8, 4, 8), "a");
+  EXPECT_EQ(indexer(IndexFormat::kFp8, 4, 9), "auto");
+  EXPECT_EQ(tables.kernel_of(StageId::kQuery, IndexFormat::kMxfp4, 4, 8), "auto");
+  override_tables(tables, "indexer=fused", "");
+  EXPECT_EQ(indexer(IndexFormat::kMxfp4, 4, 8), "fused") << "a list given at prepare holds for every format and q";
+}
+
 TEST(Tables, OptionsOverlayThem) {
   Tables tables = read_tables(kText, "text", "cpu", "avx2", 12);
   override_tables(tables, "query=1-256:z;indexer=y", "late");
@@ -73,6 +90,9 @@ TEST(Tables, RefusesMalformedText) {
        {"", "{", "[]", R"({"version": 2, "tables": []})", R"({"version": 1})",
         R"({"version": 1, "tables": [{"kernels": {"nothing": "x"}}]})",
         R"({"version": 1, "tables": [{"overlap": "sideways"}]})", R"({"version": 1, "tables": [{"overlap": 3}]})",
+        R"({"version": 1, "tables": [{"indexers": {"fp7": {"1": "stock"}}}]})",
+        R"({"version": 1, "tables": [{"indexers": {"fp8": {"9": "stock"}}}]})",
+        R"({"version": 1, "tables": [{"indexers": {"fp8": {"1": 3}}}]})",
         R"({"version": 1, "tables": [{"partial": "fp64"}]})"}) {
     EXPECT_THROW(read_tables(text, "text", "cpu", "avx2", 12), Exception) << text;
   }
