@@ -173,6 +173,7 @@ class BenchCase::Impl {
   std::vector<Inputs> judged_inputs() const {
     if (device_ != nullptr) return {inputs_of(described_)};
     std::vector<Inputs> all;
+    all.reserve(inputs_.size());
     for (const LayerInputs& layer : inputs_) all.push_back(layer.inputs);
     return all;
   }

@@ -53,7 +53,8 @@ Tables tables_of(const json& entry, std::string_view source) {
           RowTable::parse(std::string(source) + ": kernels." + stage, table.get<std::string>());
     }
   }
-  for (const auto& [name, by_q] : entry.value("indexers", json::object()).items()) {
+  const json indexers = entry.value("indexers", json::object());
+  for (const auto& [name, by_q] : indexers.items()) {
     const std::optional<IndexFormat> format = index_format_of(name);
     if (!format) malformed(source, "indexers", name, "allowed: fp8, mxfp4");
     for (const auto& [q, table] : by_q.items()) {

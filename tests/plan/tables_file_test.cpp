@@ -32,8 +32,8 @@ std::string_view query_of(const std::string& text, const char* backend, const ch
 TEST(TablesFile, ReadsBackWhatWasWritten) {
   TablesEntry few = entry("cuda", "", 12, "1-16:fused");
   few.tables.indexers[{IndexFormat::kMxfp4, 8}] = RowTable::parse("indexers", "16-256:stock");
-  const std::string text = tables_text({few, entry("cuda", "", 0, "split")},
-                                       {"a \"device\"", "2026-01-02", "dsacore", "shapes"}, kOthers);
+  const std::string text =
+      tables_text({few, entry("cuda", "", 0, "split")}, {"a \"device\"", "2026-01-02", "dsacore", "shapes"}, kOthers);
   EXPECT_EQ(query_of(text, "cuda", "sm_90a", 12, 16), "fused");
   EXPECT_EQ(query_of(text, "cuda", "sm_90a", 12, 17), "");
   EXPECT_EQ(query_of(text, "cuda", "sm_90a", 13, 16), "split");
