@@ -9,14 +9,15 @@
 namespace dsacore {
 namespace {
 
-constexpr uintptr_t kHugePage = uintptr_t(2) << 20;
+constexpr int64_t kHugePage = int64_t(2) << 20;
 
 }  // namespace
 
 void advise_huge_pages(void* data, int64_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(data), end = begin + uintptr_t(bytes);
-  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage, last = end / kHugePage * kHugePage;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  const auto misaligned = int64_t(reinterpret_cast<uintptr_t>(data) % uintptr_t(kHugePage));
+  const int64_t skipped = misaligned == 0 ? 0 : kHugePage - misaligned;
+  const int64_t whole = (bytes - skipped) / kHugePage * kHugePage;
+  if (whole > 0) madvise(static_cast<std::byte*>(data) + skipped, size_t(whole), MADV_HUGEPAGE);
 }
 
 AlignedBytes::AlignedBytes(int64_t bytes, std::string_view what) : size_(bytes) {

@@ -59,8 +59,9 @@ Tables tables_of(const json& entry, std::string_view source) {
     if (!format) malformed(source, "indexers", name, "allowed: fp8, mxfp4");
     for (const auto& [q, table] : by_q.items()) {
       if (q.size() != 1 || q[0] < '1' || q[0] > '8') malformed(source, "indexers." + name, q, "a q of 1..8");
-      tables.indexers[{*format, q[0] - '0'}] =
-          RowTable::parse(std::string(source) + ": indexers." + name + "." + q, table.get<std::string>());
+      std::string argument(source);
+      argument.append(": indexers.").append(name).append(".").append(q);
+      tables.indexers[{*format, q[0] - '0'}] = RowTable::parse(argument, table.get<std::string>());
     }
   }
   tables.overlap = RowTable::parse(std::string(source) + ": overlap", entry.value("overlap", std::string("serial")));

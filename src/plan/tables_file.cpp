@@ -31,6 +31,7 @@ ordered_json entry_json(const TablesEntry& entry) {
 
 std::string tables_text(const std::vector<TablesEntry>& entries, const TablesOrigin& origin, std::string_view others) {
   std::vector<ordered_json> lines;
+  lines.reserve(entries.size());
   for (const TablesEntry& entry : entries) lines.push_back(entry_json(entry));
   const ordered_json rest = ordered_json::parse(others);
   for (const ordered_json& other : rest.at("tables")) {
