@@ -3,17 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_plot.h"
 #include "cli/commands.h"
+#include "cli/files.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "driver/peaks.h"
 #include "dsacore/status.h"
 #include "dsacore/version.h"
+#include "io/case_options.h"
 
 namespace dsacore::cli {
 namespace {
@@ -27,8 +28,8 @@ struct BenchCommand {
   std::vector<IndexFormat> index_formats = {IndexFormat::kFp8};
   std::vector<int> heads = {12}, queries = {1}, batches = {8};
   std::vector<int64_t> contexts = {4096, 16384, 65536};
-  std::vector<std::string> overlaps;
-  double bandwidth = 0;  // GB/s; 0: measured
+  std::vector<std::string> overlaps = {""};  // "": the tables'
+  double bandwidth = 0;                      // GB/s; 0: measured
   std::string plot;
   bool json = false;
 
@@ -46,7 +47,7 @@ struct BenchResult {
   }
 };
 
-/// Throws `kRefused` where a batch is no multiple of a q. Formats outermost: shapes in a row share what caches are
+/// Throws `kRefused` where one cannot be made. Formats outermost: shapes in a row share what caches are
 /// filled from.
 std::vector<CaseOptions> BenchCommand::shapes() const {
   std::vector<CaseOptions> shapes;
@@ -59,12 +60,8 @@ std::vector<CaseOptions> BenchCommand::shapes() const {
             for (int64_t context : contexts) {
               o.kv_format = kv, o.index_format = index, o.heads = h, o.q = q, o.batch = batch;
               o.context = std::to_string(context);
-              if (batch % q == 0) {
-                shapes.push_back(o);
-                continue;
-              }
-              throw Exception({ErrorCode::kRefused, "--batch", std::to_string(batch),
-                               fmt::format("must be a multiple of --q {}", q)});
+              check_case_options(o);
+              shapes.push_back(o);
             }
           }
         }
@@ -103,8 +100,7 @@ void find_peaks(const BenchCommand& c, BenchResult& result) {
 
 BenchResult measure(BenchCommand& c) {
   const std::vector<CaseOptions> shapes = c.shapes();
-  const std::vector<std::string> overlaps = c.overlaps.empty() ? std::vector<std::string>{""} : c.overlaps;
-  Progress progress("measuring the machine", int64_t(shapes.size() * overlaps.size()) * bench_runs(c.options));
+  Progress progress("measuring the machine", int64_t(shapes.size() * c.overlaps.size()) * bench_runs(c.options));
   BenchResult result;
   find_peaks(c, result);
   c.options.on_run = [&] { progress.advance(); };
@@ -113,7 +109,7 @@ BenchResult measure(BenchCommand& c) {
     progress.set_what(shape_text(shape) + ",len=" + shape.context);
     c.options.shape = shape;
     BenchCase measured(c.options, pool);
-    for (const std::string& overlap : overlaps) {
+    for (const std::string& overlap : c.overlaps) {
       result.points.push_back(measured.time({overlap, c.options.run.kernels}, result.peaks));
     }
   }
@@ -222,17 +218,14 @@ nlohmann::ordered_json result_json(const BenchCommand& c, const BenchResult& res
           {"points", points}};
 }
 
-void write_plot(const BenchCommand& c, const BenchResult& result) {
-  std::ofstream out(c.plot, std::ios::binary);
-  out << bench_svg({shape_text(result.points[0].shape), machine_text(c, result) + "; floors: " + peaks_text(result),
+std::string plot_of(const BenchCommand& c, const BenchResult& result) {
+  return bench_svg({shape_text(result.points[0].shape), machine_text(c, result) + "; floors: " + peaks_text(result),
                     result.points, result.peaks});
-  out.close();
-  if (!out) throw Exception({ErrorCode::kIo, "plot", c.plot, "cannot be written"});
 }
 
 /// The picture's axis is the context.
 void require_one_shape(const BenchCommand& c) {
-  if (c.plot.empty() || c.shapes().size() * std::max<size_t>(1, c.overlaps.size()) == c.contexts.size()) return;
+  if (c.plot.empty() || c.shapes().size() * c.overlaps.size() == c.contexts.size()) return;
   throw Exception(
       {ErrorCode::kRefused, "--plot", c.plot, "shows several contexts of one shape; a list is given elsewhere"});
 }
@@ -241,7 +234,7 @@ int bench(BenchCommand& c) {
   require_built(c.options.run.backend);
   require_one_shape(c);
   const BenchResult result = measure(c);
-  if (!c.plot.empty()) write_plot(c, result);
+  if (!c.plot.empty()) write_file("plot", c.plot, plot_of(c, result));
   if (c.json) {
     fmt::print("{}\n", result_json(c, result).dump(2));
     return result.agrees() ? 0 : kDisagree;

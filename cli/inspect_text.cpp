@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "cli/files.h"
 #include "cli/inspect.h"
 #include "cli/passages.h"
 #include "cli/terminal.h"
@@ -126,13 +126,6 @@ nlohmann::json rows_json(const TokenText& text, const std::vector<Selection>& ro
   return out;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) throw Exception({ErrorCode::kIo, "html", path, "cannot be written"});
-}
-
 std::vector<Selection> selections_of(const std::string& path, const TokenText& text) {
   const OutFile file = read_out_file(path);
   const TensorView& tokens = file.tensors.topk_tokens;
@@ -153,7 +146,7 @@ int inspect_text(const TextOptions& options) {
   const TokenText text = read_token_text(options.tokens);
   const std::vector<Selection> rows = selections_of(options.out, text);
   if (!options.html.empty()) {
-    write_text(options.html, page_html({std::filesystem::path(options.out).filename().string(), &text, rows}));
+    write_file("html", options.html, page_html({std::filesystem::path(options.out).filename().string(), &text, rows}));
   }
   if (options.json) {
     fmt::print("{}\n", rows_json(text, rows).dump(2));

@@ -2,10 +2,10 @@
 // on a device.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/files.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "driver/case_files.h"
@@ -34,22 +34,13 @@ TraceResult trace_inputs(const TraceCommand& c) {
   return trace_case(inputs_of(made), c.options);
 }
 
-void write_trace(const std::string& path, const ChromeTrace& trace) {
-  std::ofstream out(path, std::ios::binary);
-  out << chrome_trace_text(trace) << '\n';
-  out.close();
-  if (!out) throw Exception({ErrorCode::kIo, "out", path, "cannot be written"});
-}
-
-double middle(const std::vector<double>& ascending) { return ascending.empty() ? 0 : ascending[ascending.size() / 2]; }
-
 void print_parts(const TraceResult& result, int runs) {
   Table table(
       {{"row", false}, {"stage", false}, {"what", false}, {"in a run", true}, {"median", true}, {"early", true}});
   for (const TracedPart& part : result.parts) {
-    const double early = middle(part.early_seconds);
+    const double early = median(part.early_seconds);
     table.add({part.row, part.stage, part.name, fmt::format("{:g}", double(part.seconds.size()) / runs),
-               seconds_text(middle(part.seconds)), early > 0 ? seconds_text(early) : ""});
+               seconds_text(median(part.seconds)), early > 0 ? seconds_text(early) : ""});
   }
   fmt::print("{}", table.text());
 }
@@ -57,7 +48,7 @@ void print_parts(const TraceResult& result, int runs) {
 int trace(const TraceCommand& c) {
   require_built(c.options.run.backend);
   const TraceResult result = trace_inputs(c);
-  write_trace(c.out, result.trace);
+  write_file("out", c.out, chrome_trace_text(result.trace) + "\n");
   fmt::print("{}, {} thread{}, {} layer{} in turn, {} runs\n", result.trace.title, result.threads,
              result.threads == 1 ? "" : "s", c.options.layers, c.options.layers == 1 ? "" : "s", c.options.repeat);
   for (const std::string& choice : result.choices) fmt::print("{}\n", choice);

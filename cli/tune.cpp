@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 
 #include <ctime>
-#include <fstream>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/files.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "dsacore/status.h"
@@ -32,13 +32,6 @@ void print_findings(const TuneResult& result) {
   fmt::print("{}", table.text());
 }
 
-void write(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) throw Exception({ErrorCode::kIo, "out", path, "cannot be written"});
-}
-
 int tune_command(TuneCommand& c) {
   require_built(c.options.run.backend);
   c.options.shape.context = std::to_string(c.context);
@@ -54,7 +47,7 @@ int tune_command(TuneCommand& c) {
     fmt::print("{}", result.text);
     return 0;
   }
-  write(c.out, result.text);
+  write_file("out", c.out, result.text);
   print_findings(result);
   fmt::print("wrote {}\n", c.out);
   return 0;

@@ -28,7 +28,7 @@ struct LayerInputs {
   Inputs inputs;                         ///< with `step.out`
 };
 
-LayerInputs make_on_host(CaseOptions shape, int number) {
+LayerInputs host_inputs(CaseOptions shape, int number) {
   shape.seed += uint64_t(number);
   LayerInputs layer;
   layer.made = std::make_unique<Case>(make_case(shape));
@@ -137,7 +137,7 @@ class BenchCase::Impl {
  private:
   void make_on_host() {
     const int layers = std::max(1, options_.layers);
-    for (int i = 0; i < layers; ++i) inputs_.push_back(dsacore::make_on_host(options_.shape, i));
+    for (int i = 0; i < layers; ++i) inputs_.push_back(host_inputs(options_.shape, i));
   }
 
   void make_on_device(CachePool& pool) {
@@ -158,12 +158,14 @@ class BenchCase::Impl {
     RunOptions run = options_.run;
     run.overlap = plan.overlap;
     run.kernels = plan.kernels;
+    // Layers differ in what they hold, not in sizes and lengths.
+    const Inputs host = device_ != nullptr ? inputs_of(described_) : inputs_[0].inputs;
+    const PrepareOptions options = prepare_options_of(host, run);
     std::vector<PreparedLayer> layers;
     layers.reserve(size_t(count));
     for (int i = 0; i < count; ++i) {
       const Inputs& in = inputs_[size_t(i)].inputs;
-      const Inputs host = device_ != nullptr ? inputs_of(described_) : in;
-      layers.emplace_back(context_, in.config, in.weights, prepare_options_of(host, run));
+      layers.emplace_back(context_, in.config, in.weights, options);
       layers.back().prepare_cache(in.kv, in.index);
     }
     return layers;

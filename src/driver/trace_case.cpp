@@ -62,13 +62,6 @@ std::vector<int> layers_that_differ(const OutputsOfLayers& a, const OutputsOfLay
   return differ;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 double seconds_of(int64_t ns) { return double(ns) / double(kNsOfSecond); }
 
 int64_t ns_of(Clock::time_point time) {
@@ -86,13 +79,6 @@ void add_parts(const TraceRow& row, std::vector<TracedPart>& parts) {
     part->seconds.push_back(seconds_of(slice.end_ns - slice.begin_ns));
     if (before != nullptr) part->early_seconds.push_back(seconds_of(before->end_ns - slice.begin_ns));
     before = &slice;
-  }
-}
-
-void sort_parts(std::vector<TracedPart>& parts) {
-  for (TracedPart& part : parts) {
-    std::sort(part.seconds.begin(), part.seconds.end());
-    std::sort(part.early_seconds.begin(), part.early_seconds.end());
   }
 }
 
@@ -242,6 +228,13 @@ void trace_on_device(Device& device, Tracer& tracer, std::vector<TracedLayer>& l
 
 }  // namespace
 
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 TraceResult trace_case(const Inputs& inputs, const TraceOptions& options) {
   Context context(context_options_of(options.run));
   Device* device = context.impl().device.get();
@@ -250,16 +243,15 @@ TraceResult trace_case(const Inputs& inputs, const TraceOptions& options) {
   check_inputs(inputs);
   std::vector<TracedLayer> layers = prepare_layers(context, inputs, options);
   TraceResult result;
-  result.target = context.cpu_target();
   result.threads = context.threads();
   result.choices = layers[0].layer->choices();
-  result.trace.title = "dsacore " + std::string(name_of(options.run.backend)) + " on " + result.target;
+  result.trace.title =
+      "dsacore " + std::string(name_of(options.run.backend)) + " on " + std::string(context.cpu_target());
   if (device != nullptr) {
     trace_on_device(*device, *tracer, layers, options, result);
   } else {
     trace_on_host(context, layers, options, result);
   }
-  sort_parts(result.parts);
   return result;
 }
 

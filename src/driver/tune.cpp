@@ -6,6 +6,7 @@
 
 #include "dsacore/status.h"
 #include "layer/context.h"
+#include "plan/choose.h"
 #include "plan/registry.h"
 
 namespace dsacore {
@@ -45,35 +46,34 @@ TuneSpace space_of(const Backend& backend, const ShapeKey& key, bool on_device) 
   return space;
 }
 
-TunedPlan plan_of(const Tables& tables, int rows) {
+TunedPlan plan_of(const Tables& tables, const ShapeKey& shape) {
   TunedPlan plan;
   for (size_t stage = 0; stage < plan.kernels.size(); ++stage) {
-    plan.kernels[stage] = tables.kernels[stage].find(rows).value_or("");
+    plan.kernels[stage] = tables.kernel_of(StageId(stage), shape.index_format, shape.q, shape.rows);
   }
-  plan.overlap = name_of(tables.overlap_of(rows));
-  plan.unfused_overlap = name_of(tables.unfused_overlap_of(rows));
+  plan.overlap = name_of(tables.overlap_of(shape.rows));
+  plan.unfused_overlap = name_of(tables.unfused_overlap_of(shape.rows));
   return plan;
 }
 
-/// Whether a kernel accepts the smallest and the largest of all that a shape is made of.
-bool always_accepts(const Backend& backend, StageId wanted, std::string_view name, int heads_below, int heads,
+/// Whether of the kernels that a table's word lets be taken one accepts the smallest and the largest of all that a
+/// shape is made of.
+bool always_accepts(const Backend& backend, StageId wanted, std::string_view word, int heads_below, int heads,
                     int rows) {
   bool all = true;
-  const auto check = [&](const auto& kernel, const ShapeKey& key) { all = all && kernel.accepts(key).ok; };
   for_each_list(backend, [&](StageId stage, const auto& kernels) {
     if (stage != wanted) return;
-    const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const auto& k) { return k.name == name; });
-    if (kernel == kernels.end()) {
-      all = false;
-      return;
-    }
+    const auto check = [&](const ShapeKey& key) {
+      const auto takes = [&](const auto& kernel) { return allows(word, kernel.name) && kernel.accepts(key).ok; };
+      all = all && std::any_of(kernels.begin(), kernels.end(), takes);
+    };
     for (int h : {heads_below + 1, heads}) {
       for (int q = 1; q <= kMaxQ; ++q) {
         if (rows % q != 0) continue;
         for (KvFormat kv : {KvFormat::kFp8DsMla, KvFormat::kFp8, KvFormat::kNvfp4DsMla}) {
           for (IndexFormat index : {IndexFormat::kFp8, IndexFormat::kMxfp4}) {
-            check(*kernel, {{kQLoraStep, h, kMinIndexHeads}, kv, index, 1, rows, q, 1, 1});
-            check(*kernel, {{kMaxQLora, h, kMaxIndexHeads}, kv, index, kMaxTopk, rows, q, 1, kMaxContext});
+            check({{kQLoraStep, h, kMinIndexHeads}, kv, index, 1, rows, q, 1, 1});
+            check({{kMaxQLora, h, kMaxIndexHeads}, kv, index, kMaxTopk, rows, q, 1, kMaxContext});
           }
         }
       }
@@ -116,10 +116,11 @@ TuneResult tune(const TuneOptions& options, const std::string& date, const std::
       BenchCase measured(bench, pool);
       const auto choices = [&](const BenchPlan& plan) { return measured.choices(plan); };
       const auto seconds = [&](const BenchPlan& plan) { return measured.layer_seconds(plan); };
-      const TunedPlan start = plan_of(tables_of(heads), rows);
+      const ShapeKey key = key_of(bench.shape);
+      const TunedPlan start = plan_of(tables_of(heads), key);
       TuneFinding finding{heads, rows, {}, measured.choices(start.laid_over()), {}};
-      const TunedPlan found = search_plan(start, space_of(backend, key_of(bench.shape), on_device), options.gain,
-                                          {choices, seconds}, finding.times);
+      const TunedPlan found =
+          search_plan(start, space_of(backend, key, on_device), options.gain, {choices, seconds}, finding.times);
       finding.after = measured.choices(found.laid_over());
       result.findings.push_back(std::move(finding));
       shapes.push_back({heads, rows, found});
@@ -129,6 +130,7 @@ TuneResult tune(const TuneOptions& options, const std::string& date, const std::
   before.backend = backend.name;
   if (!on_device) before.target = backend.target;
   before.tables = tables_of(options.heads[0]);
+  before.tables.indexers.erase({options.shape.index_format, options.shape.q});  // what is found stands for it
   const auto accepts = [&](StageId stage, std::string_view kernel, int heads_below, int heads, int rows) {
     return always_accepts(backend, stage, kernel, heads_below, heads, rows);
   };

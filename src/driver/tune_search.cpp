@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
+#include "dsacore/formats.h"
 #include "dsacore/problem.h"
+#include "plan/overlap.h"
 
 namespace dsacore {
 namespace {
-
-bool is_late(const std::string& mode) { return mode == "late" || mode == "late_front"; }
 
 /// Measures plans, each once; those that run alike are the same.
 class Search {
@@ -63,7 +62,7 @@ std::string unfused_overlap(const TunedPlan& plan, const TuneSpace& space, doubl
   unfused.overlap = plan.unfused_overlap;
   Search search(unfused, gain, probe);
   std::vector<std::string> overlaps = space.overlaps;
-  std::erase_if(overlaps, is_late);
+  std::erase_if(overlaps, [](const std::string& name) { return is_late(overlap_mode_of(name).value()); });
   try_overlaps(search, overlaps);
   return search.best().overlap;
 }

@@ -6,16 +6,12 @@
 #include <cstdint>
 
 #include "format/numeric.h"
+#include "memory/mixed_bits.h"
 
 namespace dsacore {
 
 /// One step of splitmix64: a good 64-bit mix of a counter.
-constexpr uint64_t splitmix64(uint64_t& state) {
-  uint64_t z = (state += 0x9E3779B97F4A7C15u);
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
+constexpr uint64_t splitmix64(uint64_t& state) { return mixed_bits(state += 0x9E3779B97F4A7C15u); }
 
 /// Seed of an independent stream: `part` says what it is for, `a` and `b` which of them.
 constexpr uint64_t stream_seed(uint64_t seed, uint64_t part, uint64_t a = 0, uint64_t b = 0) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "dsacore/host_device.h"
+#include "memory/mixed_bits.h"
 
 namespace dsacore {
 
@@ -20,13 +21,6 @@ struct PageSpread {
   uint8_t clearable;  ///< the bits of each of them that may be cleared
   uint64_t seed;
 };
-
-/// A good mix of 64 bits (the finaliser of splitmix64).
-DSACORE_HD constexpr uint64_t mixed_bits(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
 
 /// The page of the pool that page `page` copies.
 DSACORE_HD constexpr int64_t pool_page_of(const PageSpread& s, int64_t page) {

@@ -10,6 +10,7 @@
 
 #include "dsacore/status.h"
 #include "plan/registry.h"
+#include "plan/row_table.h"
 #include "plan/stage_id.h"
 
 namespace dsacore {
@@ -26,9 +27,7 @@ struct Choice {
   std::vector<PassedOver> others;
 };
 
-/// The names in a table's word: `a|b`.
-std::vector<std::string_view> names_in(std::string_view word);
-/// Whether a table's word lets a kernel be taken: `auto` any, else those that it names.
+/// Whether a table's word lets a kernel be taken: `auto` any, else those that it names (`a|b`).
 bool allows(std::string_view word, std::string_view kernel);
 
 /// `word` is what the tables say of the stage. Throws `kRefused` where it names a kernel that does not exist, or none
@@ -59,7 +58,7 @@ Choice<Args> choose(StageId stage, std::span<const Kernel<Args>> kernels, const 
     }
   }
   if (word != "auto") {
-    for (std::string_view name : names_in(word)) {
+    for (std::string_view name : split(word, '|')) {
       const auto named = [&](const Kernel<Args>& kernel) { return kernel.name == name; };
       if (std::none_of(kernels.begin(), kernels.end(), named)) refuse("allowed: " + known);
     }

@@ -3,8 +3,6 @@
 namespace dsacore {
 namespace {
 
-bool is_late(OverlapMode mode) { return mode == OverlapMode::kLate || mode == OverlapMode::kLateFront; }
-bool is_front(OverlapMode mode) { return mode == OverlapMode::kFront || mode == OverlapMode::kLateFront; }
 bool is_serial(OverlapMode mode) { return mode == OverlapMode::kSerial || mode == OverlapMode::kWait; }
 
 /// The mode of the same place of the query, with a front or a norm before it.

@@ -22,6 +22,9 @@
 
 namespace dsacore {
 
+constexpr bool is_late(OverlapMode mode) { return mode == OverlapMode::kLate || mode == OverlapMode::kLateFront; }
+constexpr bool is_front(OverlapMode mode) { return mode == OverlapMode::kFront || mode == OverlapMode::kLateFront; }
+
 /// What decides where stages may run.
 struct OverlapTraits {
   int ranks = 1;

@@ -5,8 +5,6 @@
 namespace dsacore {
 namespace {
 
-bool takes_front(OverlapMode mode) { return mode == OverlapMode::kFront || mode == OverlapMode::kLateFront; }
-
 /// The index projection of the front modes: the first front that the tables let it take and that accepts.
 const Kernel<IndexProjectionArgs>* find_front(const Backend& backend, const PlanKey& key) {
   for (const Kernel<IndexProjectionArgs>& kernel : backend.index_projection) {
@@ -48,7 +46,7 @@ void plan_launches(Plan& plan, const Backend& backend, bool has_side) {
   traits.fused_indexer = plan.indexer->fused;
   const OverlapMode mode = effective_mode(key.overlap, key.unfused_overlap, traits);
   plan.overlap = has_side ? mode : key.overlap;
-  if (takes_front(mode) && front != plan.index_projection) take_front(plan, front);
+  if (is_front(mode) && front != plan.index_projection) take_front(plan, front);
   plan.for_each_kernel(
       [&](StageId stage, const auto& kernel) { traits.held[static_cast<size_t>(stage)] = kernel.held; });
   plan.launches = LaunchList(mode, traits);
@@ -102,7 +100,7 @@ bool run_alike(const Plan& a, const Plan& b) {
 }
 
 const Plan& Plans::keep(const Plan& plan) {
-  const auto same = [&](const Plan& kept) { return kept.key == plan.key && run_alike(kept, plan); };
+  const auto same = [&](const Plan& kept) { return kept.key == plan.key; };
   const auto found = std::find_if(plans_.begin(), plans_.end(), same);
   if (found != plans_.end()) return *found;
   plan.for_each_kernel([&](StageId, const auto& kernel) {

@@ -8,6 +8,15 @@
 namespace dsacore {
 namespace {
 
+std::optional<int> number(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (size_t at = 0;;) {
@@ -17,15 +26,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
     at = end + 1;
   }
 }
-
-std::optional<int> number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-}  // namespace
 
 RowTable RowTable::parse(std::string_view argument, std::string_view text) {
   const auto refuse = [&](const std::string& why) {

@@ -8,6 +8,9 @@
 
 namespace dsacore {
 
+/// The parts of a text between separators, empty ones too.
+std::vector<std::string_view> split(std::string_view text, char separator);
+
 class RowTable {
  public:
   RowTable() = default;

@@ -1,6 +1,5 @@
 #include "plan/tables.h"
 
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "dsacore/formats.h"

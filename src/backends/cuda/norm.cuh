@@ -16,8 +16,8 @@ namespace dsacore::cuda {
 
 inline constexpr int kNormBlock = 128;  ///< values of a block; rows are whole blocks
 
-/// Eight BF16 values from memory that an earlier kernel wrote; by one load where the address is a multiple of 16. From
-/// L2: a kernel that has not waited yet cannot tell what L1 has.
+/// Eight BF16 values from memory that an earlier kernel wrote; by one load from L2 where the address is a multiple
+/// of 16. A kernel that has not waited yet needs that one: it cannot tell what L1 has.
 __device__ __forceinline__ uint4 load_bf16x8(const BFloat16* from, bool aligned16) {
   if (aligned16) return __ldcg(reinterpret_cast<const uint4*>(from));
   uint32_t pairs[4];

@@ -15,7 +15,7 @@
 #include <bit>
 
 #include "backends/cuda/indexer_stages.h"
-#include "backends/cuda/keyed_rows.h"
+#include "backends/cuda/keyed_rows.cuh"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"

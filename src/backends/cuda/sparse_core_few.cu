@@ -20,6 +20,7 @@ struct FewHeadsVariant {
 
 template <KvFormat Format, int Keys>
 FewHeadsVariant variant() {
+  static_assert(kRingAt<Format, Keys> + kStages * FewHeadsShared<Format, Keys>::kTileBytes <= kSharedLimit);
   return {few_heads_kernel<Format, Keys>, kRingAt<Format, Keys>, FewHeadsShared<Format, Keys>::kTileBytes};
 }
 template <int Keys>

@@ -1,14 +1,16 @@
 // Sparse core for few heads (1 to 16), step 11 of spec.md: attention of all heads over the selected cache rows.
 //
-// Two numbers, per row of 2048 keys and 12 heads: 1.34 MB of cache rows (656 bytes each), 53 MFLOP. Bound by memory by
-// more than 5 to 1, so every byte is read once, as it lies in the cache: one bulk copy a row into a ring of tiles.
+// Two numbers, per row of 2048 keys and 12 heads: 1.34 MB of cache rows (656 bytes each), 53 MFLOP. Every byte is read
+// once, as it lies in the cache: one bulk copy a row into a ring of tiles.
 //
-//   producers  4 warps   ids -> rows of a tile in shared memory
+//   producers  4 warps   query, ids -> rows of a tile in shared memory
 //   math       8 warps   logits | softmax | latents of a tile, a barrier between; sums -> memory
 //
-// The parts of a row are merged by the kernel that reads them (sparse_core_few_merge.cuh).
+// The parts of a row are merged by the value kernel that reads them, or by a kernel of its own
+// (sparse_core_few_merge.cuh).
 //
-// From 17 rows on memory bounds the tiles; with fewer, the latency of one dependent step after another.
+// What bounds it: the math, 3000 to 3800 clocks a tile of 64 keys, at 64 rows as well; with few rows the latency of one
+// dependent step after another.
 #pragma once
 
 #include "backends/cuda/ptx/dependency.cuh"

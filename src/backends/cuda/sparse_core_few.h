@@ -40,6 +40,7 @@ struct alignas(16) PartStatistics {
   float unit;
   float unused;
 };
+static_assert(sizeof(PartStatistics) == 16);  // written as one float4
 
 /// What the CTAs of a row leave in memory; those without keys leave nothing.
 struct Parts {

@@ -1,4 +1,5 @@
-// Sparse core for few heads: from the parts of a row's splits to its latent and lse, by the kernel that reads them.
+// Sparse core for few heads: from the parts of a row's splits to its latent and lse, in the value kernel that reads
+// them or in a kernel of its own (sparse_core_few.cu).
 // parts -> latents of a chunk of 64, in shared memory and in memory; lse
 //
 // All loads of a thread are under way together, so that the merge takes one read from L2. FP64 is in one place: a
@@ -34,7 +35,7 @@ struct MergeArgs {
   int tiles() const { return (rows + tile_rows() - 1) / tile_rows(); }
 };
 
-/// Half warps of a row, as a power of two: all of a CTA's 16 have work, and none more than 8 splits.
+/// Half warps of a row, as a power of two: none has more than 8 splits. Those past the last row repeat it.
 constexpr int merge_helper_bits(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows <= 4 ? 2 : rows <= 8 ? 1 : 0; }
 
 /// The merge of what the core left in its scratch for these arguments.

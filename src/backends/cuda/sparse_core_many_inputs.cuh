@@ -1,9 +1,6 @@
 // Sparse core for many heads: how rows, their scales and the query come into shared memory.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "backends/cuda/sparse_core_many_shared.cuh"
 #include "backends/cuda/sparse_core_no_key.cuh"
 

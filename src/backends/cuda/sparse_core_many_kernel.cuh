@@ -13,6 +13,8 @@
 // warpgroup has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"

@@ -1,9 +1,6 @@
 // Sparse core for many heads: a math warpgroup's scores, softmax and sums over its keys.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sparse_core_many_shared.cuh"

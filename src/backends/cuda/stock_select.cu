@@ -2,7 +2,7 @@
 // over all its keys and writes the selected token ids in order; a second kernel turns ids into physical rows. Kept as a
 // check of `fused`, and bound by what one SM reads from L2.
 #include "backends/cuda/indexer_stages.h"
-#include "backends/cuda/keyed_rows.h"
+#include "backends/cuda/keyed_rows.cuh"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
 

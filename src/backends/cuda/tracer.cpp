@@ -73,9 +73,9 @@ void CuptiTracer::on_buffer_full(CUcontext, uint32_t, uint8_t* buffer, size_t, s
 }
 
 template <class Activity>
-void CuptiTracer::add(const Activity& activity, const char* name) {
+void CuptiTracer::add(const Activity& activity, std::string name) {
   Record& record = records_.emplace_back();
-  record.work.name = name;
+  record.work.name = std::move(name);
   record.work.begin_ns = int64_t(activity.start);
   record.work.end_ns = int64_t(activity.end);
   record.node = activity.graphNodeId;
@@ -89,7 +89,7 @@ void CuptiTracer::add_records(uint8_t* buffer, size_t valid) {
     switch (next->kind) {
       case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
         const auto& kernel = *reinterpret_cast<const CUpti_ActivityKernel10*>(next);
-        add(kernel, short_kernel_name(kernel.name).c_str());
+        add(kernel, short_kernel_name(kernel.name));
         break;
       }
       case CUPTI_ACTIVITY_KIND_MEMCPY: add(*reinterpret_cast<const CUpti_ActivityMemcpy6*>(next), "copy"); break;

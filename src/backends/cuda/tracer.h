@@ -49,7 +49,7 @@ class CuptiTracer final : public Tracer {
   void add_node(bool cloned, const CUpti_GraphData& graph);
   void add_records(uint8_t* buffer, size_t valid);
   template <class Activity>
-  void add(const Activity& activity, const char* name);
+  void add(const Activity& activity, std::string name);
 
   Cupti cupti_;
   std::shared_ptr<const Announcement> announced_;

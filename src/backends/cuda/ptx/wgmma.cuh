@@ -2,8 +2,8 @@
 // into N / 2 FP32 registers a thread, K = 16 for 16-bit operands and 32 for FP8. A comes from shared memory or from
 // registers.
 //
-// Accumulator of thread t of the warpgroup: d[4 j + 2 i + e] is row 16 (t / 32) + 8 i + t % 32 / 4, column 8 j + 2 (t %
-// 4) + e.
+// Accumulator of thread t of the warpgroup: d[4 j + 2 i + e] is row 16 (t / 32) + 8 i + t % 32 / 4,
+// column 8 j + 2 (t % 4) + e.
 #pragma once
 
 #include "backends/cuda/ptx/wgmma_shapes.cuh"

@@ -34,12 +34,10 @@ inline KeyedRows keyed_rows(const IndexerArgs& args, const IndexerScratch& scrat
           .valid = args.valid};
 }
 
-#if defined(__CUDACC__)
 /// Keys that a row sees: of a length that the host has not seen, cut to what there is.
 __device__ __forceinline__ int keys_of_row(const KeyedRows& p, int row) {
   const int length = min(max(__ldcg(&p.seq_lens(row / p.q)), 0), p.context);
   return int(keys_seen(length, p.q, row % p.q));
 }
-#endif
 
 }  // namespace dsacore::cuda
