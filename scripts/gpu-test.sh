@@ -170,13 +170,16 @@ fi
 for tool in "${tools[@]}"; do
   for program in "${programs[@]}"; do
     if [ "$tool" = plain ]; then
-      side_by_side plain "$program" "-$times"
-      continue
+      only=-$times
+      under=()
+    else
+      only=$(awk -v program="$program" '$1 == program { print $2 }' "$root/sanitizer/filters.txt")
+      [ "${only:=*Small*}" != none ] || continue
+      under=("$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 0)
     fi
-    only=$(awk -v program="$program" '$1 == program { print $2 }' "$root/sanitizer/filters.txt")
-    [ "${only:=*Small*}" != none ] || continue
+    # Also where the program cannot list its tests.
     (($(count "$program" "$only") > 0)) || echo "FAILED $tool $program (no test is named $only)" >>"$summary"
-    side_by_side "$tool" "$program" "$only" "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 0
+    side_by_side "$tool" "$program" "$only" "${under[@]}"
   done
 done
 wait

@@ -178,6 +178,8 @@ def main():
     parser.add_argument("--runs", default=" ".join(RUNS), help="which of " + " ".join(RUNS))
     parser.add_argument("--seconds", type=float, default=400, help="that dsacore's part may take")
     args = parser.parse_args()
+    if unknown := set(args.runs.split()) - RUNS.keys():
+        parser.error("--runs: there is no " + " ".join(sorted(unknown)))
     peers = json.loads(args.peers.read_text())
     dsacore = Dsacore(args.dsacore, args.seconds)
     result = {key: [record(point) for words in RUNS[key] for point in dsacore.points(words)] for key in RUNS if key in args.runs.split()}
@@ -194,7 +196,7 @@ def main():
     lines += [f"Not measured or wrong: {problem}" for problem in dsacore.problems]
     args.out.joinpath("h200.md").write_text("\n".join(lines) + "\n")
     print("\n".join(bars_text(layers) + [f"Not measured or wrong: {problem}" for problem in dsacore.problems]))
-    return 0
+    return 1 if dsacore.problems else 0
 
 
 if __name__ == "__main__":

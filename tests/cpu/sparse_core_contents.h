@@ -1,9 +1,11 @@
-// What sparse core tests of every backend put into a CoreCase: extreme codes, large logits, other scales.
+// What sparse core tests of every backend put into a CoreCase: extreme codes, what is no number, large logits, other
+// scales.
 #pragma once
 
 #include <cstring>
 #include <functional>
 #include <string>
+#include <tuple>
 
 #include "cpu/sparse_core_case.h"
 
@@ -13,6 +15,19 @@ inline constexpr KvFormat kFormats[] = {KvFormat::kFp8DsMla, KvFormat::kFp8, KvF
 
 inline std::string name_of_format(const testing::TestParamInfo<KvFormat>& param) {
   return std::string(name_of(param.param));
+}
+
+inline std::string name_of_shape(const testing::TestParamInfo<std::tuple<KvFormat, int>>& param) {
+  return std::string(name_of(std::get<0>(param.param))) + "_heads" + std::to_string(std::get<1>(param.param));
+}
+
+/// A row that selects no key.
+inline void expect_no_keys(const CoreResult& got, int row, int heads) {
+  for (int head = 0; head < heads; ++head) {
+    const size_t at = size_t(row * heads + head);
+    EXPECT_EQ(got.lse[at], -HUGE_VALF);
+    for (size_t i = 0; i < size_t(kLatent); ++i) EXPECT_EQ(got.latent[at * kLatent + i].bits, 0);
+  }
 }
 
 /// The largest codes of either sign, largest block scales too.
@@ -42,6 +57,45 @@ inline void write_every_code(CoreCase& c) {
       row[i] = std::byte(code);
     }
   });
+}
+
+/// Head in whose query `break_values` puts what is no number.
+inline constexpr int kBrokenHead = 5;
+
+/// Of at least 4 rows: NaN in a head's query of row 0 and, where the format has it, infinity in row 1; NaN in a key, a
+/// latent's code or a scale, that row 2 alone selects.
+inline void break_values(CoreCase& c) {
+  c.set_query(0, kBrokenHead, 77, float_of(0x7FFFFFFFu));
+  if (c.query().element == 2) c.set_query(1, kBrokenHead, 3, HUGE_VALF);
+  int32_t own = 0;
+  while (c.selects(0, own) || c.selects(1, own) || c.selects(3, own)) ++own;
+  c.selected(2)[17] = own;
+  c.encode_random(own);
+  c.row(own)[c.kv.format == KvFormat::kNvfp4DsMla ? KvNvfp4DsMla::kRowBytes - 1 : 3] = std::byte(0xFF);
+}
+
+/// `break_values` harms what reads them and nothing else; `clean` is of the case before.
+inline void expect_broken_values_stayed(CoreCase& c, const CoreResult& got, const CoreResult& clean) {
+  for (int b = 0; b < c.rows(); ++b) {
+    for (int head = 0; head < c.heads(); ++head) {
+      const bool harmed =
+          (b == 0 && head == kBrokenHead) || (b == 1 && head == kBrokenHead && c.query().element == 2) || b == 2;
+      const size_t at = size_t(b * c.heads() + head);
+      SCOPED_TRACE(place_in(got, at * kLatent));
+      int finite = 0, changed = 0;
+      for (size_t i = at * kLatent; i < (at + 1) * kLatent; ++i) {
+        finite += std::isfinite(to_float(got.latent[i]));
+        changed += got.latent[i].bits != clean.latent[i].bits;
+      }
+      if (harmed) {
+        EXPECT_TRUE(std::isnan(got.lse[at]));
+        EXPECT_EQ(finite, 0);
+      } else {
+        EXPECT_EQ(bits_of(got.lse[at]), bits_of(clean.lse[at]));
+        EXPECT_EQ(changed, 0);
+      }
+    }
+  }
 }
 
 /// Keys and queries are small integers, so that logits of 1e4 are exact and spec 9's bound of the lse can be kept.

@@ -14,10 +14,6 @@ namespace {
 constexpr std::string_view kKernel = "many_heads";
 constexpr double kUsual = 1.7e-3;  // e of the latents: their own rounding leaves 1.2e-3
 
-std::string name_of_shape(const testing::TestParamInfo<std::tuple<KvFormat, int>>& param) {
-  return std::string(name_of(std::get<0>(param.param))) + "_heads" + std::to_string(std::get<1>(param.param));
-}
-
 // ---- shapes ----
 
 class ManyHeadsShapes : public testing::TestWithParam<std::tuple<KvFormat, int>> {};
@@ -30,10 +26,7 @@ TEST_P(ManyHeadsShapes, EveryValidCount) {
   const CoreResult got = device.run();
   EXPECT_LT(expect_agreement(got, want), kUsual);
   expect_same_bits(device.run(), got, c.rows());
-  for (int head = 0; head < heads; ++head) {  // row 0 has no key
-    EXPECT_EQ(got.lse[size_t(head)], -HUGE_VALF);
-    for (int i = 0; i < kLatent; ++i) EXPECT_EQ(got.latent[size_t(head * kLatent + i)].bits, 0);
-  }
+  expect_no_keys(got, 0, heads);
 }
 
 // Rows cut into up to 32 parts, some of them empty.

@@ -32,10 +32,7 @@ TEST_P(CoreShapes, EveryValidCount) {
   const CoreResult got = device.run();
   EXPECT_LT(expect_agreement(got, want), 1.7e-3);  // the latent's own rounding leaves 1.2e-3
   expect_same_bits(device.run(), got, c.rows());
-  for (int head = 0; head < named.heads; ++head) {  // row 0 has no key
-    EXPECT_EQ(got.lse[size_t(head)], -HUGE_VALF);
-    for (int i = 0; i < kLatent; ++i) EXPECT_EQ(got.latent[size_t(head * kLatent + i)].bits, 0);
-  }
+  expect_no_keys(got, 0, named.heads);
 }
 
 // Up to eight rows are cut most finely.
@@ -200,12 +197,7 @@ TEST_P(FewHeads, NanAndInfinityStayInTheirRow) {
 
 // ---- parts that the value kernel merges ----
 
-const Kernel<ValueArgs>& value_kernel(std::string_view name) {
-  for (const Kernel<ValueArgs>& kernel : cuda::value_kernels()) {
-    if (kernel.name == name) return kernel;
-  }
-  throw Exception({ErrorCode::kInternal, "kernel", std::string(name), "is in no list"});
-}
+const Kernel<ValueArgs>& value_kernel(std::string_view name) { return kernel_named(cuda::value_kernels(), name); }
 
 /// Weights, gate and lengths of a step 12 behind a core case.
 struct ValueInputs {

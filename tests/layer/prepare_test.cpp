@@ -217,13 +217,10 @@ TEST(Prepare, BatchesUnderACapacityShareItsPlanAndItsScratch) {
   const std::vector<std::string> lines = prepare(context, {2, 6, 14, 24, 96}, {64, 15});
   EXPECT_EQ(context.plans(), 3)
       << "2, 6 and 14 rows have that of 14, whole requests of 2 rows; 24 that of 64; 96 its own";
-  const auto ends_with = [](const std::string& text, const std::string& end) {
-    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-  };
-  EXPECT_TRUE(ends_with(lines[0], " plan_rows=14")) << lines[0];
-  EXPECT_TRUE(ends_with(lines[1], " plan_rows=14")) << lines[1];
+  EXPECT_TRUE(lines[0].ends_with(" plan_rows=14")) << lines[0];
+  EXPECT_TRUE(lines[1].ends_with(" plan_rows=14")) << lines[1];
   EXPECT_EQ(lines[2].find("plan_rows"), std::string::npos) << lines[2];
-  EXPECT_TRUE(ends_with(lines[3], " plan_rows=64")) << lines[3];
+  EXPECT_TRUE(lines[3].ends_with(" plan_rows=64")) << lines[3];
   EXPECT_EQ(lines[4].find("plan_rows"), std::string::npos) << lines[4];
 
   Context small({.threads = 1}), large({.threads = 1});
