@@ -236,11 +236,13 @@ void PreparedLayer::Impl::run_one(RunState& s, StageId stage) {
   switch (stage) {
     case StageId::kNorm: s.run(stage, plan.norm, NormArgs{&m, s.step.projected, s.q_c}); break;
     case StageId::kQuery:
-      s.run(stage, plan.query, QueryArgs{&m, s.step.projected, s.step.slots, kv, s.q_c, s.query});
+      s.run(stage, plan.query,
+            QueryArgs{&m, s.step.projected, s.step.slots, kv, s.q_c, s.query, plan.query_finds_q_c()});
       break;
     case StageId::kIndexProjection:
       s.run(stage, plan.index_projection,
-            IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights});
+            IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights,
+                                plan.query_finds_q_c() ? s.q_c : View<BFloat16, 2>()});
       break;
     case StageId::kIndexer: s.run(stage, plan.indexer, indexer_args(s)); break;
     case StageId::kSparseCore: s.run(stage, plan.sparse_core, sparse_core_args(s)); break;

@@ -17,8 +17,8 @@ OverlapMode effective_mode(OverlapMode wanted, OverlapMode unfused, const Overla
   if (!traits.has_side) return OverlapMode::kSerial;
   OverlapMode mode = wanted;
   if (is_late(mode) && !traits.fused_indexer) mode = unfused;
-  // Late modes place the query behind the select of one rank, as one kernel.
-  if (is_late(mode) && (traits.split_query || traits.ranks > 1 || !traits.fused_indexer)) {
+  // Late modes place the query behind the select of one rank.
+  if (is_late(mode) && (traits.ranks > 1 || !traits.fused_indexer)) {
     mode = with_front(OverlapMode::kFork, is_front(mode));
   }
   if (mode == OverlapMode::kWait && traits.ranks == 1) mode = OverlapMode::kSerial;  // no mailbox to wait for

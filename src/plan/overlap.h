@@ -10,8 +10,9 @@
 //   late        norm, index projection, indexer, query, sparse core   -
 //   late_front  index front, indexer, query, sparse core              -
 //
-// In the late modes the query runs beside the select, the indexer's last kernel, and yet in one chain: a side lane
-// costs the main one more, for its first kernel starts after all before it have ended, and fetches weights only then.
+// In the late modes the query runs beside the indexer, and yet in one chain: the select, the indexer's last kernel,
+// lets it start at once. A side lane costs the main one more, for its first kernel starts after all before it have
+// ended, and fetches weights only then; and where lanes join, nothing starts early.
 #pragma once
 
 #include <array>
@@ -32,7 +33,7 @@ struct OverlapTraits {
   bool norm = false;           ///< there is a kernel for `q_c` alone, and the chosen index projection reads `q_c`
   bool front = false;          ///< there is an index projection that norms for itself, and the tables let it be taken
   bool split_query = false;    ///< the query is several kernels
-  bool fused_indexer = false;  ///< ends in the select, which lets the next kernel start after its own wait
+  bool fused_indexer = false;  ///< what comes after it may run beside it
   std::array<bool, kStages> held{};  ///< by StageId: reads inputs before its wait
 };
 
@@ -51,8 +52,8 @@ struct Launch {
   /// Whether it may be launched before those that it follows have ended, on either lane; the first follows an earlier
   /// step's last. Not a held one.
   bool starts_early = true;
-  /// It needs nothing of the kernel ahead of it, which lets it start only when all before that one has ended: it may
-  /// run beside that kernel, and waits for it at its end.
+  /// It needs nothing of the stage ahead of it, which lets it start only when all before that stage has ended: it may
+  /// run beside that stage, and waits for it at its end.
   bool beside = false;
 };
 

@@ -49,7 +49,7 @@ struct Workspace {
   const void* target;       ///< the backend's `target_data`
   Queue queue{};            ///< cuda: where the kernel is enqueued
   bool early_start = true;  ///< cuda: it may be launched before the kernels ahead of it have ended (plan/overlap.h)
-  bool beside = false;      ///< cuda: it may run beside the kernel ahead of it, and waits for it at its end
+  bool beside = false;      ///< cuda: it may run beside the stage ahead of it, and waits for it at its end
 };
 
 template <class Args>
@@ -69,7 +69,8 @@ struct Kernel {
   bool front = false;
   /// Query: several kernels over all heads.
   bool split = false;
-  /// Indexer: ends in the select, and lets the next kernel start, after its own wait, beside it.
+  /// Indexer: two kernels, of which the first lets the second start after its own wait; so when the second starts,
+  /// which at once lets the next stage start, all before the indexer has ended, and that stage may run beside it.
   bool fused = false;
   /// Sparse core: can leave what it has of each split of a row's keys in its scratch; value: merges that. Where both
   /// are chosen, on one rank, the value kernel writes the latent and its lse.

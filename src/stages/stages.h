@@ -38,6 +38,7 @@ struct QueryArgs {
   KvCache kv;                         ///< rows with slot >= 0 are written
   View<BFloat16, 2> q_c;              ///< out [rows, q_lora]; cuda: where a norm wrote it, the same bits again
   QueryRows query;                    ///< out
+  bool q_c_ready = false;             ///< cuda: `q_c` has been written, before the kernel ahead of the query began
 };
 
 /// Steps 6 to 8: index query, head weights, index key insert.

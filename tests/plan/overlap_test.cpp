@@ -83,16 +83,13 @@ TEST(Overlap, AFrontNeedsNoNormAndItsModesNeedAFront) {
   for (OverlapMode mode : kModes) EXPECT_EQ(effective(mode, neither), OverlapMode::kSerial) << name_of(mode);
 }
 
-TEST(Overlap, LateModesNeedOneRankAndAFusedIndexerAndAnUnsplitQuery) {
+TEST(Overlap, LateModesNeedOneRankAndAFusedIndexer) {
   for (bool front : {false, true}) {
     const OverlapMode late = front ? OverlapMode::kLateFront : OverlapMode::kLate;
     const OverlapMode beside = front ? OverlapMode::kFront : OverlapMode::kFork;
     EXPECT_EQ(effective(late, able(front)), late);
     OverlapTraits traits = able(front);
     traits.ranks = 2;
-    EXPECT_EQ(effective(late, traits), beside);
-    traits = able(front);
-    traits.split_query = true;
     EXPECT_EQ(effective(late, traits), beside);
     traits = able(front);
     traits.fused_indexer = false;

@@ -3,7 +3,8 @@
 //   fused   few heads, few rows: one launch. A cluster a head, each CTA a part of its weights; the cache rows by extra
 //   CTAs.
 //           Projected rows at odd addresses take the other way.
-//   split   else: a launch that normalises and inserts, while the second one already fetches its first weights.
+//   split   else: a launch that normalises and inserts, while the second one already fetches its first weights; where
+//           q_c is there, one launch.
 #include "backends/cuda/query.h"
 
 #include "backends/cuda/kernels.h"
@@ -56,10 +57,13 @@ void prepare_fused(const ShapeKey& shape) {
 }
 
 void run_split(const QueryArgs& args, const Workspace& workspace) {
-  const query::Parameters p = query::parameters_of(args, workspace);
+  query::Parameters p = query::parameters_of(args, workspace);
   if (p.rows == 0) return;
-  query::enqueue_norm(p, workspace, true);
-  query::enqueue_stream(p, workspace);
+  if (!args.q_c_ready) {
+    query::enqueue_norm(p, workspace, true);
+    p.beside = false;  // the stream needs what the norm writes
+  }
+  query::enqueue_stream(p, workspace, args.q_c_ready);
 }
 
 void run_fused(const QueryArgs& args, const Workspace& workspace) {

@@ -22,7 +22,7 @@ struct Parameters {
   int heads;
   bool aligned_rows;  ///< every projected row begins at a multiple of 16 bytes
   bool fp8_query;
-  bool beside;  ///< the fused kernel: need not wait for the kernel ahead of it before its end
+  bool beside;  ///< fused and stream: need not wait for the kernel ahead of them before their end
   float eps;
   float q_scale_inv;
   float k_scale_inv;
@@ -38,8 +38,8 @@ inline constexpr int kFusedMaxRows = 16;
 void prepare_fused(int q_lora);
 void enqueue_fused(const Parameters& p, const Workspace& workspace);
 
-// query_stream.cu: steps 2 to 4 from q_c, a CTA a head.
+// query_stream.cu: steps 2 to 4 from q_c, a CTA a head; and the MLA cache rows where asked for.
 void prepare_stream(int heads);
-void enqueue_stream(const Parameters& p, const Workspace& workspace);
+void enqueue_stream(const Parameters& p, const Workspace& workspace, bool insert);
 
 }  // namespace dsacore::cuda::query

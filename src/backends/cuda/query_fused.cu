@@ -325,22 +325,12 @@ class FusedKernel {
   int rank_, head_, warp_, lane_;
 };
 
-__device__ __forceinline__ void insert_rows(const Parameters& p) {
-  LatentRow weights;
-  const int lane = int(threadIdx.x) % 32;
-  weights.load(p.kv_norm.data(), kLatent, true, lane);
-  if (!p.beside) wait_for_earlier_kernels();
-  let_next_kernel_start();
-  const int row = int((blockIdx.x - unsigned(p.heads * kCluster)) * blockDim.x + threadIdx.x) / 32;
-  if (row < p.rows) insert_row(p, weights, row, lane);
-}
-
 /// Grid: a cluster a head, then clusters whose warps insert a row each. Block: a warp for every 128 of q_lora.
 template <int Warps, bool Sixteen, int MaxWarps, int CtasAnSm>
 __global__ void __launch_bounds__(32 * MaxWarps, CtasAnSm) query_fused(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(16) char shared[];
   if (int(blockIdx.x) >= p.heads * kCluster) {
-    insert_rows(p);
+    insert_rows(p, p.heads * kCluster);
   } else {
     const FusedKernel<Warps, Sixteen> kernel(p, shared);
     kernel.prepare();

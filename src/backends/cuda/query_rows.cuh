@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/norm.cuh"
+#include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/query.h"
 #include "format/layouts.h"
 #include "format/paging.h"
@@ -125,6 +126,17 @@ __device__ __forceinline__ void insert_row(const Parameters& p, const LatentRow&
     case KvFormat::kFp8: return encode(KvFp8{});
     case KvFormat::kNvfp4DsMla: return encode(KvNvfp4DsMla{});
   }
+}
+
+/// The CTAs from `first_cta` on: a warp inserts a row.
+__device__ __forceinline__ void insert_rows(const Parameters& p, int first_cta) {
+  LatentRow weights;
+  const int lane = int(threadIdx.x) % 32;
+  weights.load(p.kv_norm.data(), kLatent, true, lane);
+  if (!p.beside) wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const int row = int((blockIdx.x - unsigned(first_cta)) * blockDim.x + threadIdx.x) / 32;
+  if (row < p.rows) insert_row(p, weights, row, lane);
 }
 
 }  // namespace dsacore::cuda::query

@@ -21,7 +21,7 @@
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/tensor_copy.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/query.h"
+#include "backends/cuda/query_rows.cuh"
 #include "backends/cuda/tensor_map.h"
 
 namespace dsacore::cuda::query {
@@ -39,10 +39,11 @@ struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;
 };
 
-/// N tokens at once, `Ctas` CTAs a head, `CtasAnSm` of them on an SM.
-template <int N, int Ctas, int CtasAnSm>
+/// N tokens at once, `Ctas` CTAs a head. A CTA takes at most half of an SM, beside another one or one of the indexer.
+template <int N, int Ctas>
 struct StreamShape {
-  static constexpr int kGroups = kParties / Ctas;  // warpgroups of a CTA
+  static constexpr int kCtasAnSm = N <= 64 ? 2 : 1;  // there is no room for more tokens
+  static constexpr int kGroups = kParties / Ctas;    // warpgroups of a CTA
   static constexpr int kMathThreads = kGroups * 128;
   static constexpr int kThreads = kMathThreads + 32;
   static constexpr int kWeightRows = kGroups * kPart;
@@ -51,7 +52,7 @@ struct StreamShape {
   static constexpr int kStageBytes =
       (kWeightBytes + kTokenBytes > kPartBytes ? kWeightBytes + kTokenBytes : kPartBytes);
   static constexpr int kNopeBytes = kNope / kChunk * kTokenBytes;
-  static constexpr int kRoom = (CtasAnSm == 1 ? 224 : 112) * 1024 - kNopeBytes;
+  static constexpr int kRoom = 224 / kCtasAnSm * 1024 - kNopeBytes;
   static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
   static_assert(kStages >= 3);
   static constexpr int kNopeAt = kStages * kStageBytes;
@@ -59,9 +60,9 @@ struct StreamShape {
   static constexpr int kSharedBytes = kBarriersAt + (2 * kStages + 2) * 8;
 };
 
-template <int N, int Ctas, int CtasAnSm>
+template <int N, int Ctas>
 class StreamKernel {
-  using S = StreamShape<N, Ctas, CtasAnSm>;
+  using S = StreamShape<N, Ctas>;
   using Mma = WgmmaShape<Operands::kBf16, N>;
   static constexpr bool kCluster = Ctas > 1;
 
@@ -105,7 +106,7 @@ class StreamKernel {
         copy_weights(maps, chunk, at);
       }
     }
-    wait_for_earlier_kernels();
+    if (!p_.beside) wait_for_earlier_kernels();
     let_next_kernel_start();
     if (!elected) return;
     Place at;
@@ -126,7 +127,7 @@ class StreamKernel {
 
   /// The warpgroups.
   __device__ __forceinline__ void multiply() const {
-    wait_for_earlier_kernels();
+    if (!p_.beside) wait_for_earlier_kernels();
     Place at;
     for (int first = 0, tile = 0; first < p_.rows; first += N, ++tile) {
       project(first, tile, at);
@@ -312,21 +313,26 @@ class StreamKernel {
   int party_;  ///< which 64 rows of W_QB, and parts of the latent
 };
 
-template <int N, int Ctas, int CtasAnSm>
-__global__ void __launch_bounds__(StreamShape<N, Ctas, CtasAnSm>::kThreads, CtasAnSm)
+template <int N, int Ctas>
+__global__ void __launch_bounds__(StreamShape<N, Ctas>::kThreads, StreamShape<N, Ctas>::kCtasAnSm)
     query_stream(const __grid_constant__ Parameters p, const __grid_constant__ StreamMaps maps) {
   extern __shared__ __align__(1024) char shared[];
-  const StreamKernel<N, Ctas, CtasAnSm> kernel(p, shared);
-  kernel.init_barriers();
-  if (threadIdx.x >= StreamShape<N, Ctas, CtasAnSm>::kMathThreads) {
-    kernel.fill(maps);
+  if (int(blockIdx.x) >= p.heads * Ctas) {
+    insert_rows(p, p.heads * Ctas);
   } else {
-    kernel.multiply();
+    const StreamKernel<N, Ctas> kernel(p, shared);
+    kernel.init_barriers();
+    if (threadIdx.x >= StreamShape<N, Ctas>::kMathThreads) {
+      kernel.fill(maps);
+    } else {
+      kernel.multiply();
+    }
+    if constexpr (Ctas > 1) {
+      __syncwarp();
+      cluster_barrier();  // what this CTA sends has arrived, and what arrives at it has been sent
+    }
   }
-  if constexpr (Ctas > 1) {
-    __syncwarp();
-    cluster_barrier();  // what this CTA sends has arrived, and what arrives at it has been sent
-  }
+  if (p.beside) wait_for_earlier_kernels();
 }
 
 struct Variant {
@@ -334,21 +340,17 @@ struct Variant {
   void (*kernel)(Parameters, StreamMaps);
   int ctas, threads, weight_rows, shared_bytes;
 };
-template <int N, int Ctas, int CtasAnSm, class S = StreamShape<N, Ctas, CtasAnSm>>
-constexpr Variant kVariant = {N, query_stream<N, Ctas, CtasAnSm>, Ctas, S::kThreads, S::kWeightRows, S::kSharedBytes};
+template <int N, int Ctas, class S = StreamShape<N, Ctas>>
+constexpr Variant kVariant = {N, query_stream<N, Ctas>, Ctas, S::kThreads, S::kWeightRows, S::kSharedBytes};
 
 /// Kernels by their tokens.
 using Variants = std::array<Variant, 5>;
-template <int Ctas, int CtasAnSm>
-constexpr Variants kVariants = {kVariant<8, Ctas, CtasAnSm>, kVariant<16, Ctas, CtasAnSm>, kVariant<32, Ctas, CtasAnSm>,
-                                kVariant<64, Ctas, CtasAnSm>, kVariant<128, Ctas, CtasAnSm>};
+template <int Ctas>
+constexpr Variants kVariants = {kVariant<8, Ctas>, kVariant<16, Ctas>, kVariant<32, Ctas>, kVariant<64, Ctas>,
+                                kVariant<128, Ctas>};
 
-/// A CTA a head keeps DRAM busy from 65 heads on; below, three do, and two of them share an SM where one each is too
-/// many.
-const Variants& variants_of(int heads) {
-  if (heads > 64) return kVariants<1, 1>;
-  return heads > 44 ? kVariants<3, 2> : kVariants<3, 1>;
-}
+/// A CTA a head keeps DRAM busy from 65 heads on; below, three do.
+const Variants& variants_of(int heads) { return heads > 64 ? kVariants<1> : kVariants<3>; }
 
 const Variant& variant_of(int heads, int rows) {
   const Variants& variants = variants_of(heads);
@@ -364,15 +366,17 @@ void prepare_stream(int heads) {
   for (const Variant& v : variants_of(heads)) allow_shared(v.kernel, size_t(v.shared_bytes));
 }
 
-void enqueue_stream(const Parameters& p, const Workspace& workspace) {
+void enqueue_stream(const Parameters& p, const Workspace& workspace, bool insert) {
   const Variant& v = variant_of(p.heads, p.rows);
+  const int rows_of_cluster = v.ctas * v.threads / 32;
+  const int inserting = insert ? (p.rows + rows_of_cluster - 1) / rows_of_cluster : 0;
   const StreamMaps maps = {
       .w_qb = tensor_map(p.w_qb.data(), p.w_qb.extent(0), p.q_lora, p.w_qb.stride(0), v.weight_rows),
       .w_uk = tensor_map(p.kv_b.data(), p.kv_b.extent(0) * kKvB, kLatent, kLatent, kNope),
       .q_c = tensor_map(p.q_c.data(), p.rows, p.q_lora, p.q_c.stride(0), v.tokens),
   };
   launch(v.kernel,
-         {.grid = dim3(unsigned(p.heads * v.ctas)),
+         {.grid = dim3(unsigned((p.heads + inserting) * v.ctas)),
           .block = dim3(unsigned(v.threads)),
           .shared_bytes = size_t(v.shared_bytes),
           .cluster = v.ctas},

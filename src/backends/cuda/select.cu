@@ -488,8 +488,8 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
   if (threadIdx.x == 0) board.own = {0, 0}, board.collected = board.few = 0;
   if (threadIdx.x < kMaxCluster) board.refined[threadIdx.x] = {0, 0};
   meet_cluster(p);  // every CTA of the cluster runs: its shared memory may be written to
-  wait_for_earlier_kernels();
   let_next_kernel_start();
+  wait_for_earlier_kernels();
 
   const int row = int(blockIdx.x) >> p.cluster_bits;
   const uint4 histogram =
