@@ -59,6 +59,12 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
                                    chunk * kChunk + h * 32 + lane_part * 8);
     }
   }
+  // What a thread finishes: two columns of a row.
+  const int own_row = first_row + int(threadIdx.x) / 8, strip = int(threadIdx.x) % 2, part = int(threadIdx.x) % 8 / 2;
+  const int column = head * kValue + chunk * kColumns + strip * 8 + part * 2;
+  const bool owns = int(threadIdx.x) / 8 < rows;
+  // Whatever it holds yet: it is to lie in L2 when it is read.
+  if (owns && p.gate != nullptr) prefetch_line_l2(p.gate + own_row * p.gate_pitch + column);
   if (threadIdx.x == 0) {
     received.init(1);
     publish_barriers();
@@ -66,17 +72,6 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
   cluster_arrive_relaxed();
   wait_for_earlier_kernels();
   let_next_kernel_start();
-
-  // What a thread finishes: two columns of a row; asked for together with the parts.
-  const int own_row = first_row + int(threadIdx.x) / 8, strip = int(threadIdx.x) % 2, part = int(threadIdx.x) % 8 / 2;
-  const int column = head * kValue + chunk * kColumns + strip * 8 + part * 2;
-  const bool owns = int(threadIdx.x) / 8 < rows;
-  Bf16Pair gate = {};
-  bool live = false;
-  if (owns) {
-    if (p.gate != nullptr) gate = load_pair(p.gate + own_row * p.gate_pitch + column, p.aligned);
-    live = p.live(own_row);
-  }
 
   merge_chunk(shared.merge, p.merge, first_row, head, chunk);
   __syncthreads();
@@ -104,6 +99,12 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
     }
   }
 
+  Bf16Pair gate = {};
+  bool live = false;
+  if (owns) {
+    if (p.gate != nullptr) gate = load_pair(p.gate + own_row * p.gate_pitch + column, p.aligned);
+    live = p.live(own_row);
+  }
   wait_in_cluster(received, 0);
   if (!owns) return;
   float2 v = reinterpret_cast<const float2*>(&shared.inbox[0][threadIdx.x / 8][part])[strip];

@@ -65,6 +65,10 @@ __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void* from, 
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
+/// The same for the line that `from` lies in, at any address.
+__device__ __forceinline__ void prefetch_line_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
 
 /// Orders this thread's earlier writes to shared memory before later reads of them by wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
