@@ -31,9 +31,10 @@ constexpr int kParties = 3;  // warpgroups of a head
 constexpr int kChunk = kBoxColumns;
 constexpr int kPart = 64;  // rows of a warpgroup: wgmma's M
 constexpr int kParts = kLatent / kPart;
-constexpr int kLineBytes = 128;                 // of 64 values, swizzled
-constexpr int kPartBytes = kNope * kLineBytes;  // 64 columns of W_UK
-constexpr int kNopeReady = 1, kNopeFree = 2;    // named barriers
+constexpr int kLineBytes = 128;                  // of 64 values, swizzled
+constexpr int kPartBytes = kNope * kLineBytes;   // 64 columns of W_UK
+constexpr int kNopeReady = 1, kNopeFree = 2;     // named barriers
+constexpr int kMoreThanHalf = 113 * 1024 + 128;  // of the shared memory that an SM has for CTAs, with what each takes
 
 struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;
@@ -57,7 +58,9 @@ struct StreamShape {
   static_assert(kStages >= 3);
   static constexpr int kNopeAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kNopeAt + kNopeBytes;
-  static constexpr int kSharedBytes = kBarriersAt + (2 * kStages + 2) * 8;
+  static constexpr int kUsedBytes = kBarriersAt + (2 * kStages + 2) * 8;
+  /// CTAs of whole heads ask for so much that no two of them share an SM: the copy engine would bound them.
+  static constexpr int kSharedBytes = Ctas == 1 && kUsedBytes < kMoreThanHalf ? kMoreThanHalf : kUsedBytes;
 };
 
 template <int N, int Ctas>
