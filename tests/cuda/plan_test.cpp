@@ -28,6 +28,16 @@ TEST(CudaPlan, TheFrontModesTakeAFrontAndSayWhatTheyTakeItFor) {
   EXPECT_FALSE(plan_of(12, 8, "serial").index_projection->front);
 }
 
+TEST(CudaPlan, ASplitQueryThatComesLateFindsTheNormDone) {
+  for (const char* mode : {"late", "late_front"}) {
+    EXPECT_EQ(name_of(plan_of(96, 8, mode).overlap), mode);
+    EXPECT_TRUE(plan_of(96, 8, mode).query_finds_q_c()) << mode;
+  }
+  EXPECT_TRUE(plan_of(12, 8, "late").query_finds_q_c()) << "a norm goes before";
+  for (const char* mode : {"serial", "fork", "front"}) EXPECT_FALSE(plan_of(96, 8, mode).query_finds_q_c()) << mode;
+  EXPECT_FALSE(plan_of(12, 8, "late_front").query_finds_q_c()) << "a query of one kernel norms for itself";
+}
+
 TEST(CudaPlan, ALayerChoosesAmongTheKernelsThatItIsGiven) {
   EXPECT_EQ(plan_of(12, 8, "serial").sparse_core->name, "few_heads");
   EXPECT_EQ(plan_of(12, 8, "serial", "sparse_core=many_heads").sparse_core->name, "many_heads");
