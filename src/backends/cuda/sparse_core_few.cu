@@ -18,22 +18,22 @@ struct FewHeadsVariant {
   int tile_bytes;
 };
 
-template <KvFormat Format, int Keys>
-FewHeadsVariant variant() {
-  static_assert(kRingAt<Format, Keys> + kStages * FewHeadsShared<Format, Keys>::kTileBytes <= kSharedLimit);
-  return {few_heads_kernel<Format, Keys>, kRingAt<Format, Keys>, FewHeadsShared<Format, Keys>::kTileBytes};
+template <KvFormat Format>
+FewHeadsVariant variant(const FewHeadsPlan& plan) {
+  static_assert(kRingAt<Format, 64> + kStages * FewHeadsShared<Format, 64>::kTileBytes <= kSharedLimit);
+  if (plan.tile_keys == 32) {  // of so few rows that each CTA is alone
+    return {few_heads_alone<Format, 32>, kRingAt<Format, 32>, FewHeadsShared<Format, 32>::kTileBytes};
+  }
+  return {plan.alone ? few_heads_alone<Format, 64> : few_heads_pair<Format, 64>, kRingAt<Format, 64>,
+          FewHeadsShared<Format, 64>::kTileBytes};
 }
-template <int Keys>
-FewHeadsVariant variant(KvFormat format) {
+FewHeadsVariant variant(KvFormat format, const FewHeadsPlan& plan) {
   switch (format) {
-    case KvFormat::kFp8DsMla: return variant<KvFormat::kFp8DsMla, Keys>();
-    case KvFormat::kFp8: return variant<KvFormat::kFp8, Keys>();
+    case KvFormat::kFp8DsMla: return variant<KvFormat::kFp8DsMla>(plan);
+    case KvFormat::kFp8: return variant<KvFormat::kFp8>(plan);
     case KvFormat::kNvfp4DsMla: break;
   }
-  return variant<KvFormat::kNvfp4DsMla, Keys>();
-}
-FewHeadsVariant variant(KvFormat format, int tile_keys) {
-  return tile_keys == 32 ? variant<32>(format) : variant<64>(format);
+  return variant<KvFormat::kNvfp4DsMla>(plan);
 }
 
 int heads_of(const ShapeKey& shape) { return shape.sizes.heads * shape.ranks; }
@@ -53,7 +53,9 @@ int64_t scratch_bytes(const ShapeKey& shape, int) {
 }
 
 void prepare(const ShapeKey& shape) {
-  for (const int tile_keys : {32, 64}) allow_shared(variant(shape.kv_format, tile_keys).kernel, kSharedLimit);
+  for (const int rows : {1, 3, 17}) {  // a plan of each variant
+    allow_shared(variant(shape.kv_format, few_heads_plan(rows, shape.topk)).kernel, kSharedLimit);
+  }
 }
 
 /// One chunk of one head for a tile of rows.
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_parts(const __grid_consta
 void run(const SparseCoreArgs& args, const Workspace& workspace) {
   const int rows = int(args.latent.extent(0));
   const FewHeadsPlan plan = few_heads_plan(rows, int(args.topk_rows.extent(1)));
-  const FewHeadsVariant v = variant(args.kv.format, plan.tile_keys);
+  const FewHeadsVariant v = variant(args.kv.format, plan);
   const int stages = std::min(plan.tiles, kStages);
   launch(v.kernel,
          {.grid = dim3(unsigned(rows * plan.splits)),

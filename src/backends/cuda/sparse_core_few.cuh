@@ -102,9 +102,9 @@ struct Producer {
 };
 
 /// All tiles of this CTA by one math warp.
-template <KvFormat Format, int Keys>
-__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& math, int keys, int stages, const std::byte* ring,
-                                             uint32_t full, uint32_t empty) {
+template <KvFormat Format, int Keys, int AtOnce>
+__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys, AtOnce>& math, int keys, int stages,
+                                             const std::byte* ring, uint32_t full, uint32_t empty) {
   constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
   const uint32_t ring_at = fixed_shared_address(ring);
   int stage = 0;
@@ -138,8 +138,9 @@ __device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys>& math, int k
   }
 }
 
-template <KvFormat Format, int Keys>
-__global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __grid_constant__ FewHeadsArgs args) {
+/// One CTA; its math warps take `Registers` a thread.
+template <KvFormat Format, int Keys, int AtOnce, int Registers>
+__device__ __forceinline__ void few_heads(const FewHeadsArgs& args) {
   using Shared = FewHeadsShared<Format, Keys>;
   extern __shared__ __align__(128) std::byte bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(bytes);
@@ -168,8 +169,8 @@ __global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __
                  shared_at + uint32_t(kRingAt<Format, Keys>), full, empty);
     return;
   }
-  take_registers<104>();
-  MathWarp<Format, Keys> math(shared, shared_at, warp, lane, args.scale * kLog2E);
+  take_registers<Registers>();
+  MathWarp<Format, Keys, AtOnce> math(shared, shared_at, warp, lane, args.scale * kLog2E);
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int keys = keys_of(args, args.valid(row), first_key);
@@ -180,6 +181,18 @@ __global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_kernel(const __
   math_barrier();  // logits lie over the query
   attend_tiles(math, keys, args.stages, bytes + kRingAt<Format, Keys>, full, empty);
   math.leave(args.parts, row, split, args.plan.splits, args.query.heads);
+}
+
+/// Two CTAs an SM, which hide each other's latency.
+template <KvFormat Format, int Keys>
+__global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_pair(const __grid_constant__ FewHeadsArgs args) {
+  few_heads<Format, Keys, 16, 104>(args);
+}
+/// One CTA an SM: more registers, and no two CTAs of a small grid ever share one. A CTA of the value stage still fits
+/// beside it.
+template <KvFormat Format, int Keys>
+__global__ void __maxnreg__(112) few_heads_alone(const __grid_constant__ FewHeadsArgs args) {
+  few_heads<Format, Keys, 32, 152>(args);
 }
 
 }  // namespace dsacore::cuda

@@ -20,17 +20,18 @@ struct FewHeadsPlan {
   int tile_keys;  ///< keys of a tile: 32 or 64
   int tiles;      ///< tiles of a CTA, at most
   int splits;     ///< a power of two
+  bool alone;     ///< one CTA an SM, not two
 
   DSACORE_HD constexpr int split_keys() const { return tiles * tile_keys; }
 };
 
 constexpr FewHeadsPlan few_heads_plan(int rows, int topk) {
-  // Up to 264 CTAs, two on each of 132 SMs. Few rows: as many CTAs as still shorten the gather.
+  // Up to 264 CTAs, two on each of 132 SMs. Few rows: as many CTAs as still shorten the gather, and fit the SMs alone.
   int splits = rows <= 2 ? 64 : rows <= 4 ? 32 : rows <= 8 ? 16 : rows <= 33 ? 8 : rows <= 66 ? 4 : rows <= 132 ? 2 : 1;
   const int tile_keys = rows <= 2 ? 32 : 64;
   const int tiles = (topk + tile_keys - 1) / tile_keys;
   while (splits > 1 && splits / 2 >= tiles) splits /= 2;
-  return {tile_keys, (tiles + splits - 1) / splits, splits};
+  return {tile_keys, (tiles + splits - 1) / splits, splits, rows <= 16};
 }
 
 /// Of one head, one split and one group of latents. Latents of the part are in units of `unit`.

@@ -135,8 +135,9 @@ struct QueryFragments {
 };
 
 /// One math warp of eight. In the logits it has one group of latents and one half of the keys, in the softmax two
-/// heads, one each half of the warp, in the latents 64 columns; 16 heads always.
-template <KvFormat Format, int Keys>
+/// heads, one each half of the warp, in the latents 64 columns; 16 heads always. `AtOnce`: keys whose logits are in
+/// registers together.
+template <KvFormat Format, int Keys, int AtOnce>
 struct MathWarp {
   using F = FewHeadsFormat<Format>;
   using Shared = FewHeadsShared<Format, Keys>;
@@ -145,6 +146,7 @@ struct MathWarp {
   static constexpr int kWarpLatents = kLatent / kMathWarps, kBlocks16 = kWarpLatents / 16;
   static constexpr int kHeads = kFewHeadsMax / kMathWarps;
   static constexpr int kLaneKeys = Keys / 16;
+  static constexpr int kBlocks = (AtOnce < kWarpKeys ? AtOnce : kWarpKeys) / 8;  ///< of keys, in the logits
 
   Shared& shared;
   ExpandedTile<Keys>& expanded;  ///< where the format has one
@@ -184,7 +186,7 @@ struct MathWarp {
     forget_addresses();
     const int first = warp / kKeyGroups * kWarpKeys;
 #pragma unroll
-    for (int keys = 0; keys < kWarpKeys; keys += 16) logits_of_16(tile, operands, first + keys);
+    for (int keys = 0; keys < kWarpKeys; keys += 8 * kBlocks) logits_of_blocks(tile, operands, first + keys);
   }
 
   // ---- softmax ----
@@ -268,18 +270,18 @@ struct MathWarp {
   }
 
  private:
-  /// Of two blocks of eight keys; no more, for want of registers.
-  __device__ __forceinline__ void logits_of_16(const std::byte* tile, uint32_t operands, int first) {
-    float dot[2][4] = {};
+  __device__ __forceinline__ void logits_of_blocks(const std::byte* tile, uint32_t operands, int first) {
+    float dot[kBlocks][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int block = 0; block < 2; ++block) multiply_keys(dot[block], operands, first + block * 8, half);
+      for (int block = 0; block < kBlocks; ++block) multiply_keys(dot[block], operands, first + block * 8, half);
     }
     if constexpr (F::kPlainPe) scale_latents(dot, tile, first);
-    add_pe(dot, operands, first);
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+    for (int block = 0; block < kBlocks; block += 2) add_pe(dot[block], dot[block + 1], operands, first + block * 8);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
       float* row = &shared.logits[group()][lane / 4][first + block * 8 + 2 * (lane % 4)];
       *reinterpret_cast<float2*>(row) = make_float2(dot[block][0], dot[block][1]);
       *reinterpret_cast<float2*>(row + 8 * (Keys + 8)) = make_float2(dot[block][2], dot[block][3]);
@@ -309,9 +311,9 @@ struct MathWarp {
   }
 
   /// Dot products of FP16 queries with codes, times the scales of key and query.
-  __device__ __forceinline__ void scale_latents(float (&dot)[2][4], const std::byte* tile, int first) {
+  __device__ __forceinline__ void scale_latents(float (&dot)[kBlocks][4], const std::byte* tile, int first) {
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const int key = first + block * 8 + 2 * (lane % 4);
       const std::byte* scale = tile + key * F::kPitch + KvFp8DsMla::kScalesAt + group() * int(sizeof(float));
       const float even = *reinterpret_cast<const float*>(scale),
@@ -324,19 +326,19 @@ struct MathWarp {
     }
   }
 
-  /// Adds 16 elements of pe: BF16 as they are, else codes as those of the latents.
-  __device__ __forceinline__ void add_pe(float (&dot)[2][4], uint32_t operands, int first) const {
+  /// Adds 16 elements of pe to two blocks: BF16 as they are, else codes as those of the latents.
+  __device__ __forceinline__ void add_pe(float (&dot0)[4], float (&dot1)[4], uint32_t operands, int first) const {
     constexpr int kPeBytes = F::kPlainPe ? int(sizeof(BFloat16)) : 1;
     uint32_t x[4];  // BF16: of each block elements 0..7 and 8..15; else of each block its codes, twice
     const int block = F::kPlainPe ? lane / 16 : lane / 8 % 2, piece = F::kPlainPe ? lane / 8 % 2 : 0;
     load_matrices(x, operands + (first + block * 8 + lane % 8) * F::kOperandPitch + F::kPeAt + group() * 16 * kPeBytes +
                          piece * 16);
     if constexpr (F::kPlainPe) {
-      mma_bf16(dot[0], query.pe, x[0], x[1]);
-      mma_bf16(dot[1], query.pe, x[2], x[3]);
+      mma_bf16(dot0, query.pe, x[0], x[1]);
+      mma_bf16(dot1, query.pe, x[2], x[3]);
     } else {
-      mma_f16(dot[0], query.pe, low_e4m3_to_f16(x[0]), high_e4m3_to_f16(x[0]));
-      mma_f16(dot[1], query.pe, low_e4m3_to_f16(x[1]), high_e4m3_to_f16(x[1]));
+      mma_f16(dot0, query.pe, low_e4m3_to_f16(x[0]), high_e4m3_to_f16(x[0]));
+      mma_f16(dot1, query.pe, low_e4m3_to_f16(x[1]), high_e4m3_to_f16(x[1]));
     }
   }
 
