@@ -228,7 +228,10 @@ class CoreTimer {
  public:
   CoreTimer() : pool_(kPoolBytes) { cuda::check(cudaMemset(pool_.data(), 0x38, size_t(kPoolBytes)), "cudaMemset"); }
 
-  double microseconds(std::string_view name, KvFormat format, int heads, int rows, int topk = kMaxTopk) {
+  /// With step 12 behind it where `value` names a kernel: `merge` for a core that leaves parts. W_UV is another each
+  /// time.
+  double microseconds(std::string_view name, KvFormat format, int heads, int rows, int topk = kMaxTopk,
+                      std::string_view value = {}) {
     const int sets = rows * topk >= 32 * kMaxTopk ? 8 : 32;
     LayerModel model;
     model.sizes = {.q_lora = 1536, .heads = heads, .index_heads = 32};
@@ -253,16 +256,32 @@ class CoreTimer {
     cuda::check(cudaMemset(scratch.data(), 0, size_t(scratch.bytes())), "cudaMemset");
     if (kernel.prepare != nullptr) kernel.prepare(shape);
     const KvCache kv{pool_.data(), format, cache_rows / 64, 64, 64, row_bytes(format)};
+    const int64_t width = int64_t(heads) * kValue;
+    DeviceBuffer gate(rows * width * 2), out(rows * width * 2);
+    cuda::check(cudaMemset(gate.data(), 0, size_t(gate.bytes())), "cudaMemset");
     return graph_us(sets, [&](int set, Queue queue) {
       const auto* set_ids = reinterpret_cast<const int32_t*>(device_ids.data()) + int64_t(set) * rows * topk;
-      kernel.run({.model = &model,
-                  .query = {query.data(), heads, has_fp8_query(format) ? 1 : 2},
-                  .topk_rows = View<const int32_t, 2>(set_ids, rows, topk),
-                  .valid = View<const int32_t, 1>(reinterpret_cast<const int32_t*>(valid.data()), rows),
-                  .kv = kv,
-                  .latent = View<BFloat16, 3>(reinterpret_cast<BFloat16*>(latent.data()), rows, heads, kLatent),
-                  .lse = View<float, 2>(reinterpret_cast<float*>(lse.data()), rows, heads)},
-                 {{scratch.data(), size_t(scratch.bytes())}, nullptr, nullptr, queue});
+      const SparseCoreArgs core = {
+          .model = &model,
+          .query = {query.data(), heads, has_fp8_query(format) ? 1 : 2},
+          .topk_rows = View<const int32_t, 2>(set_ids, rows, topk),
+          .valid = View<const int32_t, 1>(reinterpret_cast<const int32_t*>(valid.data()), rows),
+          .kv = kv,
+          .latent = View<BFloat16, 3>(reinterpret_cast<BFloat16*>(latent.data()), rows, heads, kLatent),
+          .lse = View<float, 2>(reinterpret_cast<float*>(lse.data()), rows, heads),
+          .leaves_parts = value == "merge"};
+      kernel.run(core, {{scratch.data(), size_t(scratch.bytes())}, nullptr, nullptr, queue});
+      if (value.empty()) return;
+      const auto* w_uv = reinterpret_cast<const BFloat16*>(pool_.data()) + set * width * kLatent;
+      kernel_named(cuda::value_kernels(), value)
+          .run({.model = &model,
+                .latent = core.latent,
+                .w_uv = View<const BFloat16, 3>(w_uv, heads, kValue, kLatent),
+                .gate = View<const BFloat16, 2>(reinterpret_cast<const BFloat16*>(gate.data()), rows, width),
+                .out = View<BFloat16, 2>(reinterpret_cast<BFloat16*>(out.data()), rows, width),
+                .core = core.leaves_parts ? &core : nullptr,
+                .parts = scratch.data()},
+               {{}, nullptr, nullptr, queue});
     });
   }
 

@@ -46,12 +46,14 @@ TEST_P(CoreShapes, FewRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(FormatsAndHeads, CoreShapes,
-                         testing::Combine(testing::ValuesIn(kFormats),
-                                          testing::Values(Named{"few_heads", 1}, Named{"few_heads", 5},
-                                                          Named{"few_heads", 6}, Named{"few_heads", 8},
-                                                          Named{"few_heads", 12}, Named{"few_heads", 16})),
-                         name_of_shape);
+INSTANTIATE_TEST_SUITE_P(
+    FormatsAndHeads, CoreShapes,
+    testing::Combine(testing::ValuesIn(kFormats),
+                     testing::Values(Named{"few_heads", 1}, Named{"few_heads", 5}, Named{"few_heads", 6},
+                                     Named{"few_heads", 8}, Named{"few_heads", 12}, Named{"few_heads", 16},
+                                     Named{"few_heads", 17}, Named{"few_heads", 24}, Named{"few_heads", 40},
+                                     Named{"few_heads", 96}, Named{"few_heads", 128})),
+    name_of_shape);
 
 class FewHeads : public testing::TestWithParam<KvFormat> {
  protected:
@@ -75,19 +77,34 @@ TEST_P(FewHeads, AnyNumberOfRows) {
   }
 }
 
-// For tools that take seconds a launch: tiles of 32 and of 64 keys; a ring that goes round, with neighbours' parts over
-// its tiles; the merge of many splits and of few.
+// More than 16 heads: CTAs of 32.
+TEST_P(FewHeads, AnyNumberOfRowsOfManyHeads) {
+  for (const int rows : {2, 5, 9, 13, 17, 33, 40, 67, 133}) {
+    SCOPED_TRACE(rows);
+    std::vector<int> valid;
+    for (int row = 0; row < rows; ++row) valid.push_back(row % 16 == 0 ? 2048 : 37 * row % 300);
+    CoreCase c({.format = GetParam(), .heads = rows % 2 == 0 ? 20 : 33, .valid = valid, .seed = uint64_t(rows)});
+    expect_device_agrees(c, kKernel);
+  }
+}
+
+// For tools that take seconds a launch: 16 heads a CTA with tiles of 32 and of 64 keys, 32 heads; rings of few and of
+// many tiles, which go round; rows cut and whole, some without keys; the merge of many splits and of one.
 TEST_P(FewHeads, SmallForTools) {
-  const auto expect_plan = [](const CoreCase& c, const cuda::FewHeadsPlan& want) {
-    const cuda::FewHeadsPlan plan = cuda::few_heads_plan(c.rows(), c.model.config.topk);
-    EXPECT_TRUE(plan.tile_keys == want.tile_keys && plan.tiles == want.tiles && plan.splits == want.splits);
+  const auto run = [](const CoreOptions& options, int sixteens, int tile_keys, int tiles, int splits) {
+    CoreCase c(options);
+    const cuda::FewHeadsPlan plan = cuda::few_heads_plan(c.rows(), c.heads(), c.model.config.topk);
+    EXPECT_EQ(std::tuple(plan.sixteens, plan.tile_keys, plan.tiles, plan.splits),
+              std::tuple(sixteens, tile_keys, tiles, splits));
+    expect_device_agrees(c, kKernel);
   };
-  CoreCase one({.format = GetParam(), .heads = 3, .topk = 544, .valid = {540}});
-  expect_plan(one, {.tile_keys = 32, .tiles = 1, .splits = 32});
-  expect_device_agrees(one, kKernel);
-  CoreCase nine({.format = GetParam(), .heads = 2, .topk = 1600, .valid = {0, 500, 0, 0, 0, 0, 0, 0, 1}});
-  expect_plan(nine, {.tile_keys = 64, .tiles = 4, .splits = 8});
-  expect_device_agrees(nine, kKernel);
+  run({.format = GetParam(), .heads = 3, .topk = 544, .valid = {540}}, 1, 32, 1, 17);
+  run({.format = GetParam(), .heads = 2, .topk = 1600, .valid = {0, 500, 0, 0, 0, 0, 0, 0, 1}}, 1, 64, 2, 13);
+  run({.format = GetParam(), .heads = 33, .topk = 200, .valid = {200, 65}}, 1, 32, 1, 7);
+  std::vector<int> valid(130, 0);
+  valid[0] = 400, valid[129] = 33;
+  run({.format = GetParam(), .heads = 2, .topk = 400, .valid = valid}, 1, 64, 7, 1);
+  run({.format = GetParam(), .heads = 17, .topk = 400, .valid = valid}, 2, 64, 7, 1);
 }
 
 TEST_P(FewHeads, OtherTopk) {
@@ -99,6 +116,8 @@ TEST_P(FewHeads, OtherTopk) {
     expect_device_agrees(one, kKernel);
     CoreCase many({.format = GetParam(), .heads = 2, .topk = topk, .valid = std::vector<int>(50, topk)});
     expect_device_agrees(many, kKernel);
+    CoreCase groups({.format = GetParam(), .heads = 34, .topk = topk, .valid = {topk, 1, 0, topk}});
+    expect_device_agrees(groups, kKernel);
   }
 }
 
@@ -116,7 +135,7 @@ TEST_P(FewHeads, PagesBetweenOtherLayersPages) {
 }
 
 TEST_P(FewHeads, PhysicalRowsUpTo31Bits) {
-  CoreCase c({.format = GetParam(), .heads = 6, .valid = {100, 2048}});
+  CoreCase c({.format = GetParam(), .heads = 20, .valid = {100, 2048}});
   const CoreResult want = run_reference(c);
   for (const int64_t first : {int64_t(1) << 24, int64_t(1) << 28, (int64_t(1) << 31) - 1 - 4096}) {
     SCOPED_TRACE(first);
@@ -127,25 +146,31 @@ TEST_P(FewHeads, PhysicalRowsUpTo31Bits) {
 // ---- values ----
 
 TEST_P(FewHeads, SaturatedValues) {
-  CoreCase c({.format = GetParam(), .valid = {1, 300, 2048}, .query_magnitude = 1e-3});
-  saturate_values(c);
-  expect_device_agrees(c, kKernel);
+  for (const int heads : {12, 24}) {
+    CoreCase c({.format = GetParam(), .heads = heads, .valid = {1, 300, 2048}, .query_magnitude = 1e-3});
+    saturate_values(c);
+    expect_device_agrees(c, kKernel);
+  }
 }
 
 TEST_P(FewHeads, EveryCode) {
-  CoreCase c({.format = GetParam(), .valid = {40, 2048}, .query_magnitude = 1e-2});
-  write_every_code(c);
-  expect_device_agrees(c, kKernel);
+  for (const int heads : {12, 24}) {
+    CoreCase c({.format = GetParam(), .heads = heads, .valid = {40, 2048}, .query_magnitude = 1e-2});
+    write_every_code(c);
+    expect_device_agrees(c, kKernel);
+  }
 }
 
 TEST_P(FewHeads, LargeLogits) {
-  CoreCase c({.format = GetParam(), .valid = {2, 300, 2048}});
-  make_logits_large(c);
-  const CoreResult want = run_reference(c);
-  float largest = 0;
-  for (const float lse : want.lse) largest = std::max(largest, std::abs(lse));
-  EXPECT_GT(largest, 1e4f);
-  expect_device_agrees(c, kKernel, want);
+  for (const int heads : {12, 24}) {
+    CoreCase c({.format = GetParam(), .heads = heads, .valid = {2, 300, 2048}});
+    make_logits_large(c);
+    const CoreResult want = run_reference(c);
+    float largest = 0;
+    for (const float lse : want.lse) largest = std::max(largest, std::abs(lse));
+    EXPECT_GT(largest, 1e4f);
+    expect_device_agrees(c, kKernel, want);
+  }
 }
 
 TEST_P(FewHeads, OneKeyIsExact) {
@@ -156,9 +181,9 @@ TEST_P(FewHeads, OneKeyIsExact) {
 
 // BF16 queries that FP16 cannot hold: each head has a magnitude of its own, and outliers.
 TEST(FewHeadsQuery, BeyondHalfPrecision) {
-  for (const int exponent : {-120, -60, -20, 0}) {
+  for (const auto& [exponent, heads] : {std::pair{-120, 16}, {-60, 32}, {-20, 16}, {0, 32}}) {
     SCOPED_TRACE(exponent);
-    CoreCase c({.heads = 16, .valid = {500, 2048}});
+    CoreCase c({.heads = heads, .valid = {500, 2048}});
     for (int b = 0; b < c.rows(); ++b) {
       for (int head = 0; head < c.heads(); ++head) {
         const float magnitude = std::ldexp(0.01f, exponent + head % 4);
@@ -174,16 +199,19 @@ TEST(FewHeadsQuery, BeyondHalfPrecision) {
 
 // ---- scales of fp8_ds_mla ----
 
-TEST(FewHeadsScales, PowersOfTwo) { expect_powers_of_two_agree(6, "few_heads"); }
+class FewHeadsScales : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Heads, FewHeadsScales, testing::Values(6, 24));
 
-TEST(FewHeadsScales, OneKeyIsExactAtAnyScale) { expect_one_key_exact_at_any_scale(6, "few_heads"); }
+TEST_P(FewHeadsScales, PowersOfTwo) { expect_powers_of_two_agree(GetParam(), "few_heads"); }
 
-TEST(FewHeadsScales, AnyFinitePositiveScale) { expect_any_scale_agrees(6, "few_heads"); }
+TEST_P(FewHeadsScales, OneKeyIsExactAtAnyScale) { expect_one_key_exact_at_any_scale(GetParam(), "few_heads"); }
 
-TEST(FewHeadsScales, FarApart) { expect_scales_far_apart_agree(12, "few_heads"); }
+TEST_P(FewHeadsScales, AnyFinitePositiveScale) { expect_any_scale_agrees(GetParam(), "few_heads"); }
 
-TEST(FewHeadsScales, LargestScale) {
-  CoreCase c({.heads = 1, .valid = {1, 2}, .query_magnitude = 0});
+TEST_P(FewHeadsScales, FarApart) { expect_scales_far_apart_agree(GetParam(), "few_heads"); }
+
+TEST_P(FewHeadsScales, LargestScale) {
+  CoreCase c({.heads = GetParam(), .valid = {1, 2}, .query_magnitude = 0});
   set_largest_scale(c);
   expect_device_agrees(c, "few_heads");
 }
@@ -191,8 +219,10 @@ TEST(FewHeadsScales, LargestScale) {
 // ---- independence ----
 
 TEST_P(FewHeads, NanAndInfinityStayInTheirRow) {
-  CoreCase c({.format = GetParam(), .heads = 12, .valid = {300, 300, 40, 2048}});
-  expect_broken_values_stay(c, kKernel);
+  for (const int heads : {12, 28}) {
+    CoreCase c({.format = GetParam(), .heads = heads, .valid = {300, 300, 40, 2048}});
+    expect_broken_values_stay(c, kKernel);
+  }
 }
 
 // ---- parts that the value kernel merges ----
@@ -254,7 +284,8 @@ void expect_same_bits_from_parts(CoreCase& c, int live, bool gated) {
 
 TEST_P(FewHeads, ValueKernelMergesToTheSameBits) {
   for (const int rows : {1, 2, 3, 7, 9, 17, 40, 67, 133}) {
-    for (const int heads : {1, 6, 12, 16}) {
+    for (const int heads : {1, 6, 12, 16, 33}) {
+      if (heads > 16 && rows != 3) continue;
       SCOPED_TRACE(testing::Message() << rows << " rows, " << heads << " heads");
       std::vector<int> valid;
       for (int row = 0; row < rows; ++row) valid.push_back(row % 5 == 0 ? 2048 : 37 * (row - 1) % 300);

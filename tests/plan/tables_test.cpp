@@ -40,11 +40,16 @@ TEST(Tables, TheBuiltInOnesCanBeRead) {
 }
 
 TEST(Tables, TheBuiltInOnesOfTheCudaBackendCoverAllRows) {
-  for (int heads : {6, 24, 96}) {
+  for (int heads : {6, 16, 24, 48, 96}) {
     const Tables tables = read_tables(builtin_tables(), "built-in", "cuda", "sm_90a", heads);
     for (int rows : {1, 8, 64, 256}) {
       EXPECT_TRUE(tables.overlap.find(rows).has_value()) << heads << " heads, " << rows << " rows";
       EXPECT_TRUE(tables.unfused_overlap.find(rows).has_value()) << heads << " heads, " << rows << " rows";
+      const std::string_view core = tables.kernel_of(StageId::kSparseCore, IndexFormat::kFp8, 1, rows);
+      EXPECT_EQ(core, heads <= 16 ? "auto"
+                      : rows <= 8 ? "few_heads"
+                                  : "many_heads")
+          << heads << " heads, " << rows << " rows";
     }
   }
 }

@@ -1,6 +1,6 @@
 // Sparse core for few heads: the entry in the list, the launch, and the merge where no value kernel does it.
 #include <algorithm>
-#include <bit>
+#include <limits>
 #include <string>
 
 #include "backends/cuda/launch.h"
@@ -16,66 +16,79 @@ struct FewHeadsVariant {
   void (*kernel)(FewHeadsArgs);
   int ring_at;
   int tile_bytes;
+  int raw_bytes;  ///< of a tile of the rows that are widened; 0: none are
+
+  int shared_bytes(int tiles) const {
+    return ring_at + std::min(tiles, kStages) * tile_bytes + std::min(tiles, kRawTiles) * raw_bytes;
+  }
 };
 
-template <KvFormat Format>
-FewHeadsVariant variant(const FewHeadsPlan& plan) {
-  static_assert(kRingAt<Format, 64> + kStages * FewHeadsShared<Format, 64>::kTileBytes <= kSharedLimit);
-  if (plan.tile_keys == 32) {  // of so few rows that each CTA is alone
-    return {few_heads_alone<Format, 32>, kRingAt<Format, 32>, FewHeadsShared<Format, 32>::kTileBytes};
-  }
-  return {plan.alone ? few_heads_alone<Format, 64> : few_heads_pair<Format, 64>, kRingAt<Format, 64>,
-          FewHeadsShared<Format, 64>::kTileBytes};
+template <KvFormat Format, int Keys, int Sixteens>
+FewHeadsVariant variant_of(void (*kernel)(FewHeadsArgs)) {
+  using F = FewHeadsFormat<Format>;
+  constexpr int kRing = int(sizeof(FewHeadsShared<Format, Keys, Sixteens>));
+  constexpr int kRawBytes = F::kExpanded ? Keys * F::kPitch : 0;
+  static_assert(kRing + kStages * kTileBytes<Format, Keys> + kRawTiles * kRawBytes <=
+                (Sixteens == 1 && !F::kExpanded ? kHalfOfShared : kWholeOfShared));
+  return {kernel, kRing, kTileBytes<Format, Keys>, kRawBytes};
 }
-FewHeadsVariant variant(KvFormat format, const FewHeadsPlan& plan) {
+template <KvFormat Format>
+FewHeadsVariant variant(int sixteens, int tile_keys) {
+  if (sixteens == 2) return variant_of<Format, 64, 2>(few_heads_double<Format, 64>);
+  return tile_keys == 32 ? variant_of<Format, 32, 1>(few_heads_single<Format, 32>)
+                         : variant_of<Format, 64, 1>(few_heads_single<Format, 64>);
+}
+FewHeadsVariant variant(KvFormat format, int sixteens, int tile_keys) {
   switch (format) {
-    case KvFormat::kFp8DsMla: return variant<KvFormat::kFp8DsMla>(plan);
-    case KvFormat::kFp8: return variant<KvFormat::kFp8>(plan);
+    case KvFormat::kFp8DsMla: return variant<KvFormat::kFp8DsMla>(sixteens, tile_keys);
+    case KvFormat::kFp8: return variant<KvFormat::kFp8>(sixteens, tile_keys);
     case KvFormat::kNvfp4DsMla: break;
   }
-  return variant<KvFormat::kNvfp4DsMla>(plan);
+  return variant<KvFormat::kNvfp4DsMla>(sixteens, tile_keys);
 }
 
 int heads_of(const ShapeKey& shape) { return shape.sizes.heads * shape.ranks; }
 
 Verdict accepts(const ShapeKey& shape) {
-  if (heads_of(shape) <= kFewHeadsMax) return {};
-  return {false, "takes 1 to 16 heads, not " + std::to_string(heads_of(shape))};
+  if (heads_of(shape) <= kMaxHeads) return {};
+  return {false, "takes 1 to 128 heads, not " + std::to_string(heads_of(shape))};
 }
 
 /// Enough for any number of live rows.
 int64_t scratch_bytes(const ShapeKey& shape, int) {
   int64_t bytes = 0;
   for (int rows = 1; rows <= shape.rows; ++rows) {
-    bytes = std::max(bytes, Parts::bytes(rows, few_heads_plan(rows, shape.topk).splits, heads_of(shape)));
+    bytes =
+        std::max(bytes, Parts::bytes(rows, few_heads_plan(rows, heads_of(shape), shape.topk).splits, heads_of(shape)));
   }
   return bytes;
 }
 
 void prepare(const ShapeKey& shape) {
-  for (const int rows : {1, 3, 17}) {  // a plan of each variant
-    allow_shared(variant(shape.kv_format, few_heads_plan(rows, shape.topk)).kernel, kSharedLimit);
-  }
+  allow_shared(variant(shape.kv_format, 1, 32).kernel, kWholeOfShared);
+  allow_shared(variant(shape.kv_format, 1, 64).kernel, kWholeOfShared);
+  allow_shared(variant(shape.kv_format, 2, 64).kernel, kWholeOfShared);
 }
 
-/// One chunk of one head for a tile of rows.
+/// One chunk of some rows' heads.
 __global__ void __launch_bounds__(kMergeThreads) merge_parts(const __grid_constant__ MergeArgs args) {
   __shared__ MergeShared shared;
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int chunk = int(blockIdx.x) % kChunks, other = int(blockIdx.x) / kChunks;
-  merge_chunk(shared, args, other / args.heads * args.tile_rows(), other % args.heads, chunk);
+  const int first = int(blockIdx.x) / kChunks * args.cta_rows();
+  merge_chunk(shared, args, int(blockIdx.x) % kChunks, [&](int i) {
+    return MergePlace{(first + i) / args.heads, (first + i) % args.heads};
+  });
 }
 
 void run(const SparseCoreArgs& args, const Workspace& workspace) {
   const int rows = int(args.latent.extent(0));
-  const FewHeadsPlan plan = few_heads_plan(rows, int(args.topk_rows.extent(1)));
-  const FewHeadsVariant v = variant(args.kv.format, plan);
-  const int stages = std::min(plan.tiles, kStages);
+  const FewHeadsPlan plan = few_heads_plan(rows, args.query.heads, int(args.topk_rows.extent(1)));
+  const FewHeadsVariant v = variant(args.kv.format, plan.sixteens, plan.tile_keys);
   launch(v.kernel,
-         {.grid = dim3(unsigned(rows * plan.splits)),
+         {.grid = dim3(unsigned(plan.groups), unsigned(plan.splits), unsigned(rows)),
           .block = dim3(kFewHeadsThreads),
-          .shared_bytes = size_t(v.ring_at + stages * v.tile_bytes)},
+          .shared_bytes = size_t(v.shared_bytes(plan.tiles))},
          workspace,
          FewHeadsArgs{.query = args.query,
                       .topk_rows = args.topk_rows,
@@ -84,16 +97,43 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
                       .parts = Parts::in(workspace.scratch.data(), rows, plan.splits, args.query.heads),
                       .scale = args.model->attention_scale(),
                       .plan = plan,
-                      .split_bits = std::countr_zero(unsigned(plan.splits)),
-                      .stages = stages});
+                      .stages = std::min(plan.tiles, kStages)});
   if (args.leaves_parts) return;
   const MergeArgs merge = merge_args(args, workspace.scratch.data());
-  launch(merge_parts,
-         {.grid = dim3(unsigned(merge.tiles() * args.query.heads * kChunks)), .block = dim3(kMergeThreads)}, workspace,
-         merge);
+  const int ctas = (merge.rows * merge.heads + merge.cta_rows() - 1) / merge.cta_rows() * kChunks;
+  launch(merge_parts, {.grid = dim3(unsigned(ctas)), .block = dim3(kMergeThreads)}, workspace, merge);
 }
 
 }  // namespace
+
+FewHeadsPlan few_heads_plan(int rows, int heads, int topk) {
+  // SM clocks, for comparison alone: of a CTA's start and end, of a tile, and of a head's part, written and read again.
+  struct Cta {
+    int sixteens;
+    int64_t clocks, tile_clocks;
+  };
+  constexpr Cta kCtas[] = {{1, 4500, 2100}, {2, 6500, 3300}};
+  constexpr int kSms = 132, kPartClocks = 1;
+  FewHeadsPlan best = {};
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Cta& cta : kCtas) {
+    if (heads <= 16 && cta.sixteens > 1) break;
+    const int groups = (heads + 16 * cta.sixteens - 1) / (16 * cta.sixteens);
+    // Short tiles where every CTA then has one of them, and all run at once.
+    const int tile_keys = cta.sixteens == 1 && rows * groups * ((topk + 31) / 32) <= kSms ? 32 : 64;
+    const int tiles = (topk + tile_keys - 1) / tile_keys;
+    for (int cta_tiles = tiles; cta_tiles >= 1; --cta_tiles) {
+      const int splits = (tiles + cta_tiles - 1) / cta_tiles;
+      const int waves = (rows * groups * splits + kSms - 1) / kSms;
+      const int64_t clocks =
+          waves * (cta.clocks + cta_tiles * cta.tile_clocks) + int64_t(rows) * splits * heads * kPartClocks;
+      if (clocks >= least) continue;
+      least = clocks;
+      best = {cta.sixteens, tile_keys, cta_tiles, splits, groups, (heads + groups - 1) / groups};
+    }
+  }
+  return best;
+}
 
 const Kernel<SparseCoreArgs> kFewHeads = {.name = "few_heads",
                                           .accepts = accepts,

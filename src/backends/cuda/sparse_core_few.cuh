@@ -1,15 +1,18 @@
-// Sparse core for few heads (1 to 16), step 11 of spec.md: attention of all heads over the selected cache rows.
+// Sparse core for few heads, step 11 of spec.md: attention of all heads over the selected cache rows, 16 or 32 heads a
+// CTA.
 //
 // Two numbers, per row of 2048 keys and 12 heads: 1.34 MB of cache rows (656 bytes each), 53 MFLOP. Every byte is read
-// once, as it lies in the cache: one bulk copy a row into a ring of tiles.
+// once, as it lies in the cache: one bulk copy a row into a ring of tiles. More than 32 heads are groups of CTAs, of
+// which all but one find the rows in L2.
 //
-//   producers  4 warps   query, ids -> rows of a tile in shared memory
+//   producers  4 warps   query, ids -> rows of a tile in shared memory; nvfp4_ds_mla: -> widened
 //   math       8 warps   logits | softmax | latents of a tile, a barrier between; sums -> memory
 //
 // The parts of a row are merged by the value kernel that reads them, or by a kernel of its own
 // (sparse_core_few_merge.cuh).
 //
-// What bounds it: the math, 3000 to 3800 clocks a tile of 64 keys, at 64 rows as well; with few rows the latency of one
+// What bounds it: at 64 rows of 656 bytes and 12 heads the gather, 2740 of 2860 clocks a tile of 64 keys (logits 1000,
+// softmax 550, latents 740); with 32 heads a CTA the math, 3700 clocks a tile; with few rows the latency of one
 // dependent step after another.
 #pragma once
 
@@ -30,8 +33,7 @@ struct FewHeadsArgs {
   Parts parts;
   float scale;  ///< of logits
   FewHeadsPlan plan;
-  int split_bits;  ///< log2 of the plan's
-  int stages;      ///< tiles in the ring
+  int stages;  ///< tiles in the ring
 };
 
 /// Keys of a CTA that begins at place `first` of a row that has `valid`.
@@ -39,160 +41,213 @@ __device__ __forceinline__ int keys_of(const FewHeadsArgs& args, int valid, int 
   return min(max(min(valid, int(args.topk_rows.extent(1))) - first, 0), args.plan.split_keys());
 }
 
-/// A producer warp's share of the query and of all tiles.
-template <KvFormat Format, int Keys>
-struct Producer {
-  using F = FewHeadsFormat<Format>;
-  static constexpr int kShare = Keys / kProducerWarps;  ///< rows of a tile
-  static constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
+/// Places of shared memory, as addresses.
+struct FewHeadsPlaces {
+  uint32_t query, ring;
+  uint32_t full, empty;
+  Barrier query_arrived;
 
-  const FewHeadsArgs& args;
-  int row, first_key;
-  int warp, lane;
-  bool elected;
-
-  __device__ __forceinline__ void fetch_query(uint32_t to, Barrier arrived) const {
-    const int heads = args.query.heads;
-    if (elected) arrived.expect(uint32_t((heads - warp + kProducerWarps - 1) / kProducerWarps * F::kQueryBytes));
-#pragma unroll
-    for (int i = 0; i < kFewHeadsMax / kProducerWarps; ++i) {
-      const int head = warp + i * kProducerWarps;
-      if (elected && head < heads) {
-        bulk_copy(to + uint32_t(head * F::kQueryPitch), args.query.at(row, head), F::kQueryBytes, arrived);
-      }
-    }
-  }
-
-  /// Fetches this warp's share of the query and of every tile.
-  __device__ __forceinline__ void run(uint32_t query, Barrier query_arrived, uint32_t ring, uint32_t full,
-                                      uint32_t empty) const {
-    const int32_t* ids = args.topk_rows.row(row) + first_key;
-    // Asked for before it is known how many keys there are, and the query copied meanwhile: past the keys lie -1.
-    const int readable = min(int(args.topk_rows.extent(1)) - first_key, args.plan.split_keys());
-    const auto id_of = [&](int first) { return lane < kShare && first + lane < readable ? ids[first + lane] : 0; };
-    int32_t id = id_of(warp * kShare);  // of lane i: of the next tile's row i of this warp's share
-    const int valid = args.valid(row);
-    fetch_query(query, query_arrived);
-    const int keys = keys_of(args, valid, first_key);
-    int stage = 0;
-    uint32_t parity = 1;
-#pragma unroll 1
-    for (int first = warp * kShare; first - warp * kShare < keys; first += Keys) {
-      const int32_t next_id = id_of(first + Keys);
-      const auto from =
-          reinterpret_cast<uint64_t>(first + lane < keys ? args.cache + int64_t(id) * F::kRowBytes : kNoKey[lane]);
-      const uint32_t to = ring + uint32_t(stage * kTileBytes + warp * kShare * F::kPitch);
-      const Barrier arrived = {full + uint32_t(stage * 8)};
-      if (first >= args.stages * Keys) Barrier{empty + uint32_t(stage * 8)}.wait(parity);
-      if (elected) arrived.expect(kShare * F::kRowBytes);
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        const uint64_t source = __shfl_sync(kWholeWarp, from, i);
-        if (elected) {
-          bulk_copy(to + uint32_t(i * F::kPitch), reinterpret_cast<const void*>(source), F::kRowBytes, arrived);
-        }
-      }
-      id = next_id;
-      if (++stage == args.stages) {
-        stage = 0;
-        parity ^= 1;
-      }
-    }
-  }
+  __device__ __forceinline__ Barrier full_at(int stage) const { return {full + uint32_t(stage * 8)}; }
+  __device__ __forceinline__ Barrier empty_at(int stage) const { return {empty + uint32_t(stage * 8)}; }
 };
 
-/// All tiles of this CTA by one math warp.
-template <KvFormat Format, int Keys, int AtOnce>
-__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys, AtOnce>& math, int keys, int stages,
-                                             const std::byte* ring, uint32_t full, uint32_t empty) {
-  constexpr int kTileBytes = FewHeadsShared<Format, Keys>::kTileBytes;
-  const uint32_t ring_at = fixed_shared_address(ring);
+/// Goes round a ring of `stages`.
+struct RingPlace {
+  int stages;
   int stage = 0;
   uint32_t parity = 0;
-#pragma unroll 1
-  for (int first = 0; first < keys; first += Keys) {
-    const std::byte* tile = ring + stage * kTileBytes;
-    uint32_t operands = ring_at + uint32_t(stage * kTileBytes);
-    const auto release = [&] {
-      __syncwarp();
-      if (math.lane == 0) Barrier{empty + uint32_t(stage * 8)}.arrive();
-    };
-    Barrier{full + uint32_t(stage * 8)}.wait(parity);
-    if constexpr (FewHeadsFormat<Format>::kExpanded) {
-      operands = math.shared_at + uint32_t(kExpandedAt<Format, Keys>);
-      if (first > 0) math_barrier();  // the tile before has been read
-      expand_tile<Keys>(tile, math.expanded, math.warp * 32 + math.lane);
-      release();
-      math_barrier();
-    }
-    math.logits(tile, operands);
-    math_barrier();
-    math.softmax(keys - first);
-    math_barrier();
-    math.latents(operands);
-    if constexpr (!FewHeadsFormat<Format>::kExpanded) release();
+
+  __device__ __forceinline__ void next() {
     if (++stage == stages) {
       stage = 0;
       parity ^= 1;
     }
   }
+};
+
+/// A producer warp's share of the query and of all tiles.
+template <KvFormat Format, int Keys>
+struct Producer {
+  using F = FewHeadsFormat<Format>;
+  static constexpr int kShare = Keys / kProducerWarps;  ///< rows of a tile
+
+  const FewHeadsArgs& args;
+  const FewHeadsPlaces& places;
+  int row, first_key;
+  int first_head, heads;
+  int warp, lane;
+  bool elected;
+  int32_t id;  ///< of lane i: of row i of this warp's share of the tile that is asked for next
+  int keys;    ///< of this CTA
+
+  /// Asks for the query and begins with the ids.
+  __device__ __forceinline__ void begin() {
+    // Asked for before it is known how many keys there are, and the query copied meanwhile: past the keys lie -1.
+    id = id_at(0);
+    const int valid = args.valid(row);
+    fetch_query();
+    keys = keys_of(args, valid, first_key);
+  }
+
+  /// Fetches this warp's share of every tile into the ring.
+  __device__ __forceinline__ void fill_ring() {
+    RingPlace to{args.stages};
+#pragma unroll 1
+    for (int first = 0; first < keys; first += Keys, to.next()) {
+      if (first >= args.stages * Keys) places.empty_at(to.stage).wait(to.parity ^ 1);
+      ask(first, places.ring + uint32_t(to.stage * kTileBytes<Format, Keys>), places.full_at(to.stage));
+    }
+  }
+
+  /// Fetches this warp's share of every tile into `raw`, and widens it into the ring.
+  __device__ __forceinline__ void widen_into_ring(std::byte* ring, const std::byte* raw, uint64_t* raw_arrived) {
+    const uint32_t raw_at = shared_address(raw), arrived_at = shared_address(raw_arrived + warp);
+    constexpr uint32_t kRawBytes = Keys * F::kPitch;
+    const auto arrived = [&](int slot) { return Barrier{arrived_at + uint32_t(slot * kProducerWarps * 8)}; };
+    for (int slot = 0; slot < kRawTiles && slot * Keys < keys; ++slot) {
+      ask(slot * Keys, raw_at + uint32_t(slot) * kRawBytes, arrived(slot));
+    }
+    RingPlace from{kRawTiles}, to{args.stages};
+#pragma unroll 1
+    for (int first = 0; first < keys; first += Keys, from.next(), to.next()) {
+      arrived(from.stage).wait(from.parity);
+      if (first >= args.stages * Keys) places.empty_at(to.stage).wait(to.parity ^ 1);
+      widen_rows(raw + from.stage * int(kRawBytes),
+                 *reinterpret_cast<ExpandedTile<Keys>*>(ring + to.stage * kTileBytes<Format, Keys>), warp, lane);
+      places.full_at(to.stage).arrive();
+      __syncwarp();  // all lanes have read what is overwritten
+      if (first + kRawTiles * Keys < keys) {
+        ask(first + kRawTiles * Keys, raw_at + uint32_t(from.stage) * kRawBytes, arrived(from.stage));
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int32_t id_at(int first) const {
+    const int place = first + warp * kShare + lane;
+    const int readable = min(int(args.topk_rows.extent(1)) - first_key, args.plan.split_keys());
+    return lane < kShare && place < readable ? args.topk_rows.row(row)[first_key + place] : 0;
+  }
+
+  __device__ __forceinline__ void fetch_query() const {
+    if (elected) {
+      places.query_arrived.expect(uint32_t((heads - warp + kProducerWarps - 1) / kProducerWarps * F::kQueryBytes));
+    }
+#pragma unroll 4
+    for (int head = warp; head < heads; head += kProducerWarps) {
+      if (elected) {
+        bulk_copy(places.query + uint32_t(head * F::kQueryPitch), args.query.at(row, first_head + head), F::kQueryBytes,
+                  places.query_arrived);
+      }
+    }
+  }
+
+  /// Copies this warp's rows of the tile of keys `first` and on into those of a tile at `to`, and loads the next ids.
+  __device__ __forceinline__ void ask(int first, uint32_t to, Barrier arrived) {
+    const int32_t next_id = id_at(first + Keys);
+    const bool is_key = first + warp * kShare + lane < keys;
+    const auto from = reinterpret_cast<uint64_t>(is_key ? args.cache + int64_t(id) * F::kRowBytes : kNoKey[lane]);
+    to += uint32_t(warp * kShare * F::kPitch);
+    if (elected) arrived.expect(kShare * F::kRowBytes);
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const uint64_t source = __shfl_sync(kWholeWarp, from, i);
+      if (elected) {
+        bulk_copy(to + uint32_t(i * F::kPitch), reinterpret_cast<const void*>(source), F::kRowBytes, arrived);
+      }
+    }
+    id = next_id;
+  }
+};
+
+/// All tiles of this CTA by one math warp.
+template <KvFormat Format, int Keys, int Sixteens>
+__device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys, Sixteens>& math, int keys, int stages,
+                                             const std::byte* ring, const FewHeadsPlaces& places) {
+  RingPlace at{stages};
+#pragma unroll 1
+  for (int first = 0; first < keys; first += Keys, at.next()) {
+    const int tile_at = at.stage * kTileBytes<Format, Keys>;
+    places.full_at(at.stage).wait(at.parity);
+    math.logits(ring + tile_at, places.ring + uint32_t(tile_at));
+    math_barrier();
+    math.softmax(keys - first);
+    math_barrier();
+    math.latents(ring + tile_at, places.ring + uint32_t(tile_at));
+    __syncwarp();
+    if (math.lane == 0) places.empty_at(at.stage).arrive();
+  }
 }
 
 /// One CTA; its math warps take `Registers` a thread.
-template <KvFormat Format, int Keys, int AtOnce, int Registers>
+template <KvFormat Format, int Keys, int Sixteens, int Registers>
 __device__ __forceinline__ void few_heads(const FewHeadsArgs& args) {
-  using Shared = FewHeadsShared<Format, Keys>;
+  using F = FewHeadsFormat<Format>;
+  using Shared = FewHeadsShared<Format, Keys, Sixteens>;
   extern __shared__ __align__(128) std::byte bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(bytes);
+  std::byte* ring = bytes + sizeof(Shared);
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const uint32_t shared_at = fixed_shared_address(&shared);
-  const uint32_t full = shared_at + uint32_t(offsetof(Shared, full)),
-                 empty = shared_at + uint32_t(offsetof(Shared, empty));
-  const Barrier query_arrived = {shared_at + uint32_t(offsetof(Shared, query_arrived))};
+  const FewHeadsPlaces places = {.query = shared_at + uint32_t(offsetof(Shared, query)),
+                                 .ring = shared_at + uint32_t(sizeof(Shared)),
+                                 .full = shared_at + uint32_t(offsetof(Shared, full)),
+                                 .empty = shared_at + uint32_t(offsetof(Shared, empty)),
+                                 .query_arrived = {shared_at + uint32_t(offsetof(Shared, query_arrived))}};
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.stages; ++i) {
-      Barrier{full + uint32_t(8 * i)}.init(kProducerWarps);
-      Barrier{empty + uint32_t(8 * i)}.init(kMathWarps);
+      places.full_at(i).init(F::kExpanded ? 32 * kProducerWarps : kProducerWarps);
+      places.empty_at(i).init(kMathWarps);
     }
-    query_arrived.init(kProducerWarps);
+    if constexpr (F::kExpanded) {
+      for (auto& slot : shared.raw_arrived) {
+        for (uint64_t& barrier : slot) Barrier{shared_address(&barrier)}.init(1);
+      }
+    }
+    places.query_arrived.init(kProducerWarps);
     publish_barriers();
   }
   __syncthreads();
-  const int row = int(blockIdx.x) >> args.split_bits, split = int(blockIdx.x) & (args.plan.splits - 1);
+  // Groups of heads first: those of the same keys run together, and all but one find the rows in L2.
+  const int first_head = int(blockIdx.x) * args.plan.group_heads, split = int(blockIdx.y), row = int(blockIdx.z);
+  const int heads = min(args.query.heads - first_head, args.plan.group_heads);
   const int first_key = split * args.plan.split_keys();
   if (warp >= kMathWarps) {
-    give_registers<24>();
-    const Producer<Format, Keys> producer = {args, row, first_key, warp - kMathWarps, lane, elect_one()};
+    give_registers<F::kExpanded ? 40 : 24>();
+    Producer<Format, Keys> producer = {args, places,      row, first_key, first_head, heads, warp - kMathWarps,
+                                       lane, elect_one(), 0,   0};
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    producer.run(shared_at + uint32_t(offsetof(Shared, query)), query_arrived,
-                 shared_at + uint32_t(kRingAt<Format, Keys>), full, empty);
+    producer.begin();
+    if constexpr (F::kExpanded) {
+      producer.widen_into_ring(ring, ring + args.stages * kTileBytes<Format, Keys>, shared.raw_arrived[0]);
+    } else {
+      producer.fill_ring();
+    }
     return;
   }
-  take_registers<Registers>();
-  MathWarp<Format, Keys, AtOnce> math(shared, shared_at, warp, lane, args.scale * kLog2E);
+  take_registers<Registers - (F::kExpanded ? 8 : 0)>();
+  MathWarp<Format, Keys, Sixteens> math(shared, shared_at, warp, lane, args.scale * kLog2E);
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int keys = keys_of(args, args.valid(row), first_key);
-  query_arrived.wait(0);  // also where there is no key: a CTA stays until what it asked for has come
+  places.query_arrived.wait(0);  // also where there is no key: a CTA stays until what it asked for has come
   if (keys == 0) return;
-  math.query.load(shared.query, args.query.heads, math.group(), lane);
-  math.query.convert(args.query.heads, lane);
+  math.load_query(heads);
   math_barrier();  // logits lie over the query
-  attend_tiles(math, keys, args.stages, bytes + kRingAt<Format, Keys>, full, empty);
-  math.leave(args.parts, row, split, args.plan.splits, args.query.heads);
+  attend_tiles(math, keys, args.stages, ring, places);
+  math.leave(args.parts, row, split, args.plan.splits, args.query.heads, first_head, heads);
 }
 
-/// Two CTAs an SM, which hide each other's latency.
+/// 16 heads a CTA; one of the value stage still fits beside it.
 template <KvFormat Format, int Keys>
-__global__ void __launch_bounds__(kFewHeadsThreads, 2) few_heads_pair(const __grid_constant__ FewHeadsArgs args) {
-  few_heads<Format, Keys, 16, 104>(args);
+__global__ void __maxnreg__(112) few_heads_single(const __grid_constant__ FewHeadsArgs args) {
+  few_heads<Format, Keys, 1, 152>(args);
 }
-/// One CTA an SM: more registers, and no two CTAs of a small grid ever share one. A CTA of the value stage still fits
-/// beside it.
+/// 32 heads a CTA: each key is widened once for two products.
 template <KvFormat Format, int Keys>
-__global__ void __maxnreg__(112) few_heads_alone(const __grid_constant__ FewHeadsArgs args) {
-  few_heads<Format, Keys, 32, 152>(args);
+__global__ void __maxnreg__(168) few_heads_double(const __grid_constant__ FewHeadsArgs args) {
+  few_heads<Format, Keys, 2, 240>(args);
 }
 
 }  // namespace dsacore::cuda

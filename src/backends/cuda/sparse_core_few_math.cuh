@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include "backends/cuda/half_warp.cuh"
 #include "backends/cuda/ptx/convert.cuh"
@@ -17,19 +16,19 @@ inline constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 
 /// 2^(field - 127) for a biased exponent of 1..254.
 __device__ __forceinline__ float power_of_two(int field) { return float_of(uint32_t(field) << 23); }
-__device__ __forceinline__ uint32_t half2_bits(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
-__device__ __forceinline__ __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
-__device__ __forceinline__ uint32_t multiply_half2(uint32_t a, __half2 b) {
-  return half2_bits(__hmul2(half2_of(a), b));
-}
 
 /// All math warps meet; what they wrote to shared memory before is visible after.
 __device__ __forceinline__ void math_barrier() { barrier_meet(1, 32 * kMathWarps); }
 
-/// p in shared memory is p * scale of the key and group * 2^14 / 2^unit, where 2^unit is the largest p * scale so far
-/// of the head and group, rounded down to a power of two: FP16 holds it without overflow, and what it loses below is
-/// less than 2^-38 of the largest. Fields are biased exponents, bounded so that all factors are normal numbers.
-inline constexpr int kUnitHeadroom = 14;
+/// p refers to a logit that is at most this far below the largest, to base 2.
+inline constexpr float kGrowth = 3;
+
+/// p in shared memory is p * scale of the key and group * 2^11 / 2^unit, where 2^unit is the largest p * scale of the
+/// head and group when it was last looked for, rounded down to a power of two: what FP16 loses is less than 2^-35 of
+/// the largest, and it overflows where p * scale grows 16-fold, which is then looked for again. Fields are biased
+/// exponents, bounded so that all factors are normal numbers.
+inline constexpr int kUnitHeadroom = 11;
+inline constexpr float kLargestHalf = 65504;
 inline constexpr int kLeastUnitField = 15, kLargestUnitField = 254;
 __device__ __forceinline__ int unit_field(float largest_weight) {
   return min(max(int(bits_of(largest_weight) >> 23), kLeastUnitField), kLargestUnitField);
@@ -37,19 +36,20 @@ __device__ __forceinline__ int unit_field(float largest_weight) {
 __device__ __forceinline__ float into_unit(int field) { return power_of_two(2 * 127 + kUnitHeadroom - field); }
 __device__ __forceinline__ float out_of_unit(int field) { return power_of_two(field - kUnitHeadroom); }
 
-/// The query as operand A: heads r and r + 8 (r = lane / 4) of one group of 128 latents and 16 elements of pe. The 16
-/// elements of a k-step are permuted, so that a lane's four consecutive bytes of a key are its part of operand B.
+/// The query as operand A: of sixteen heads r and r + 8 (r = lane / 4), of one group of 128 latents and 16 elements of
+/// pe. The 16 elements of a k-step are permuted, so that a lane's four consecutive bytes of a key are its part of
+/// operand B.
 template <KvFormat Format>
 struct QueryFragments {
   uint32_t latent[kGroupLatents / 16][4];
   uint32_t pe[4];
   float unit[2];  ///< of the heads' FP16 values, for a BF16 query; a power of two
 
-  /// From shared memory; heads that there are not read the last one.
+  /// From the first of these heads in shared memory, of which there are `heads`; others read the last one.
   __device__ __forceinline__ void load(const std::byte* query, int heads, int group, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::byte* head = query + min(lane / 4 + 8 * i, heads - 1) * FewHeadsFormat<Format>::kQueryPitch;
+      const std::byte* head = query + (min(lane / 4 + 8 * i, heads - 1) * FewHeadsFormat<Format>::kQueryPitch);
       if constexpr (FewHeadsFormat<Format>::kPlainPe) {
         load_bf16(reinterpret_cast<const BFloat16*>(head) + 4 * (lane % 4), group, i);
       } else {
@@ -125,7 +125,7 @@ struct QueryFragments {
 #pragma unroll
       for (int j = i; j < 4; j += 2) {
         const float even = float_of(step[j] << 16), odd = float_of(step[j] & 0xFFFF0000u);
-        step[j] = half2_bits(__floats2half2_rn(even * factor, odd * factor));
+        step[j] = to_f16(even * factor, odd * factor);
       }
     }
   }
@@ -135,58 +135,81 @@ struct QueryFragments {
 };
 
 /// One math warp of eight. In the logits it has one group of latents and one half of the keys, in the softmax two
-/// heads, one each half of the warp, in the latents 64 columns; 16 heads always. `AtOnce`: keys whose logits are in
-/// registers together.
-template <KvFormat Format, int Keys, int AtOnce>
+/// heads of each sixteen, one each half of the warp, in the latents 64 columns. `Sixteens`: of heads, the rows of an
+/// operand.
+template <KvFormat Format, int Keys, int Sixteens>
 struct MathWarp {
   using F = FewHeadsFormat<Format>;
-  using Shared = FewHeadsShared<Format, Keys>;
+  using Shared = FewHeadsShared<Format, Keys, Sixteens>;
   static constexpr int kScaleGroups = F::kScaleGroups;
   static constexpr int kWarpKeys = Keys / 2;
   static constexpr int kWarpLatents = kLatent / kMathWarps, kBlocks16 = kWarpLatents / 16;
-  static constexpr int kHeads = kFewHeadsMax / kMathWarps;
+  static constexpr int kHeads = 16 / kMathWarps;  ///< of each sixteen
   static constexpr int kLaneKeys = Keys / 16;
-  static constexpr int kBlocks = (AtOnce < kWarpKeys ? AtOnce : kWarpKeys) / 8;  ///< of keys, in the logits
+  static constexpr int kBlocks = kWarpKeys / 8;  ///< of keys, in the logits
 
   Shared& shared;
-  ExpandedTile<Keys>& expanded;  ///< where the format has one
-  uint32_t shared_at;            ///< address of `shared`
+  uint32_t shared_at;  ///< address of `shared`
   int warp, lane;
   float exp2_scale;  ///< of logits, to base 2
 
-  QueryFragments<Format> query;
-  /// Sums of heads r and r + 8, r = lane / 4, in their units: of 16 latents from 16 q the pairs of columns {4c, 4c + 2}
-  /// at [q][0] and {4c + 1, 4c + 3} at [q][1], c = lane % 4.
-  float latent[kBlocks16][2][4] = {};
-  // Of the lane's head: see `head`.
-  float largest = -HUGE_VALF;  ///< logit
-  float sum = 0;               ///< this lane's part
-  float weight = 0;            ///< the largest p * scale of group (lane / 4) % 4
+  QueryFragments<Format> query[Sixteens];
+  /// Sums of heads r and r + 8 of each sixteen, r = lane / 4, in their units: of 16 latents from 16 q the pairs of
+  /// columns {4c, 4c + 2} at [q][0] and {4c + 1, 4c + 3} at [q][1], c = lane % 4.
+  float latent[Sixteens][kBlocks16][2][4] = {};
+  /// Of the lane's head of a sixteen: see `head`.
+  struct Softmax {
+    float reference = -HUGE_VALF;  ///< the logit that p refers to
+    float sum = 0;                 ///< this lane's part
+    float weight = 0;              ///< the largest p * scale of group (lane / 4) % 4, when last looked for
+    float factors[kScaleGroups];   ///< of p * scale, into each group's unit
+  };
+  Softmax softmax_of[Sixteens];
 
   __device__ __forceinline__ MathWarp(Shared& s, uint32_t at, int warp_index, int lane_index, float scale)
-      : shared(s),
-        expanded(*reinterpret_cast<ExpandedTile<Keys>*>(&s + 1)),
-        shared_at(at),
-        warp(warp_index),
-        lane(lane_index),
-        exp2_scale(scale) {}
+      : shared(s), shared_at(at), warp(warp_index), lane(lane_index), exp2_scale(scale) {}
 
   /// Makes the compiler work addresses out again in each phase of a tile, where it would rather keep them all and
   /// spill.
   __device__ __forceinline__ void forget_addresses() { asm volatile("" : "+r"(lane), "+r"(warp)); }
 
-  __device__ __forceinline__ int head() const { return kHeads * warp + lane / 16; }
+  __device__ __forceinline__ int head(int sixteen) const { return 16 * sixteen + kHeads * warp + lane / 16; }
   __device__ __forceinline__ int group() const { return warp % kKeyGroups; }
+
+  /// The query of `heads` heads from shared memory. Not a loop: with one more around those of the fragments, the
+  /// compiler leaves them in local memory.
+  template <int Sixteen = 0>
+  __device__ __forceinline__ void load_query(int heads) {
+    query[Sixteen].load(shared.query + 16 * Sixteen * F::kQueryPitch, heads - 16 * Sixteen, group(), lane);
+    query[Sixteen].convert(heads - 16 * Sixteen, lane);
+    if constexpr (Sixteen + 1 < Sixteens) load_query<Sixteen + 1>(heads);
+  }
 
   // ---- logits ----
 
-  /// This warp's group's part of the dot products with its half of the tile's keys; `tile` is the raw tile, `operands`
-  /// the address of what is multiplied.
+  /// This warp's group's part of the dot products with its half of the tile's keys; `operands` is the tile's address.
   __device__ __forceinline__ void logits(const std::byte* tile, uint32_t operands) {
     forget_addresses();
     const int first = warp / kKeyGroups * kWarpKeys;
+    float dot[kBlocks][Sixteens][4] = {};
 #pragma unroll
-    for (int keys = 0; keys < kWarpKeys; keys += 8 * kBlocks) logits_of_blocks(tile, operands, first + keys);
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) multiply_keys(dot[block], tile, operands, first + block * 8, half);
+    }
+    if constexpr (F::kPlainPe) scale_latents(dot, tile, first);
+#pragma unroll
+    for (int block = 0; block < kBlocks; block += 2) add_pe(dot[block], dot[block + 1], operands, first + block * 8);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) {
+        float* row = &shared.logits[group()][16 * s + lane / 4][first + block * 8 + 2 * (lane % 4)];
+        const auto& sums = dot[block][s];
+        *reinterpret_cast<float2*>(row) = make_float2(sums[0], sums[1]);
+        *reinterpret_cast<float2*>(row + 8 * (Keys + 8)) = make_float2(sums[2], sums[3]);
+      }
+    }
   }
 
   // ---- softmax ----
@@ -195,123 +218,117 @@ struct MathWarp {
   __device__ __forceinline__ void softmax(int keys) {
     forget_addresses();
     const int first = kLaneKeys * (lane % 16);
-    float p[kLaneKeys];
-    add_groups(first, p);
-    const float before = largest;
+    float x[Sixteens][kLaneKeys];
+    Weighed weighed[Sixteens];
+    bool fits = true;
 #pragma unroll
-    for (int j = 0; j < kLaneKeys; ++j) {
-      if (first + j >= keys) p[j] = -HUGE_VALF;
-      largest = fmaxf(largest, p[j]);
-    }
-    largest = half_warp_max(largest);
-    const float rescale = exp2_approx((before - largest) * exp2_scale);
-    sum *= rescale;
+    for (int s = 0; s < Sixteens; ++s) {
+      add_groups(s, first, x[s]);
 #pragma unroll
-    for (int j = 0; j < kLaneKeys; ++j) {
-      p[j] = first + j < keys ? exp2_approx((p[j] - largest) * exp2_scale) : 0.0f;
-      sum += p[j];
+      for (int j = 0; j < kLaneKeys; ++j) {
+        if (first + j >= keys) x[s][j] = -HUGE_VALF;
+      }
+      fits = weigh_by_units(s, first, x[s], weighed[s]) && fits;
     }
-    if constexpr (kScaleGroups > 1) {
-      store_scaled(first, p, rescale);
-    } else {
-      store_p(0, first, p, float(1 << kUnitHeadroom));
-      if (lane % 16 == 0) shared.rescale[head()][0] = rescale;
+    const bool all_fit = __all_sync(kWholeWarp, fits);
+#pragma unroll
+    for (int s = 0; s < Sixteens; ++s) {
+      float rescale = 1;
+      if (!all_fit) rescale = refer_anew(s, first, x[s], weighed[s]);
+      store(s, first, weighed[s], rescale);
     }
   }
 
   // ---- latents ----
 
-  __device__ __forceinline__ void latents(uint32_t operands) {
+  __device__ __forceinline__ void latents(const std::byte* tile, uint32_t operands) {
     forget_addresses();
     const int scale_group = kScaleGroups > 1 ? warp * kWarpLatents / kGroupLatents : 0;
-    rescale_latents(scale_group);
+#pragma unroll
+    for (int s = 0; s < Sixteens; ++s) rescale_latents(s, scale_group);
 #pragma unroll
     for (int step = 0; step < Keys / 16; ++step) {
-      uint32_t p[4];
-      load_matrices(p,
-                    shared_at + uint32_t(offsetof(Shared, p)) +
-                        uint32_t(((scale_group * kFewHeadsMax + lane % 16) * (Keys + 8) + step * 16 + lane / 16 * 8) *
-                                 int(sizeof(__half))));
+      uint32_t p[Sixteens][4];
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) {
+        const int row = (scale_group * Sixteens + s) * 16 + lane % 16;
+        load_matrices(p[s], shared_at + uint32_t(offsetof(Shared, p)) +
+                                uint32_t((row * (Keys + 8) + step * 16 + lane / 16 * 8) * int(sizeof(uint16_t))));
+      }
 #pragma unroll
       for (int j = 0; j < kBlocks16 / 2; ++j) {
         uint32_t codes[4];  // of two blocks of 16 latents, each for keys 0..7 and 8..15 of the step
         load_matrices_transposed(codes, operands + (step * 16 + lane % 16) * F::kOperandPitch + warp * kWarpLatents +
                                             j * 32 + lane / 16 * 16);
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          multiply_block(latent[2 * j + i], p, codes[2 * i], codes[2 * i + 1], step, 2 * j + i);
+        for (int i = 0; i < 2; ++i) multiply_block(2 * j + i, tile, p, codes[2 * i], codes[2 * i + 1], step);
       }
     }
   }
 
   // ---- the part ----
 
-  /// Leaves the sums of all heads in memory, as split `split` of `splits`.
-  __device__ __forceinline__ void leave(const Parts& parts, int64_t row, int split, int splits, int heads) {
+  /// Leaves the sums of `heads` heads from `first_head` on in memory, as split `split` of `splits`.
+  __device__ __forceinline__ void leave(const Parts& parts, int64_t row, int split, int splits, int all_heads,
+                                        int first_head, int heads) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int latent_head = lane / 4 + 8 * i;
-      if (latent_head >= heads) continue;
-      float* to = parts.latents + ((row * splits + split) * heads + latent_head) * kLatent + warp * kWarpLatents;
+    for (int s = 0; s < Sixteens; ++s) {
 #pragma unroll
-      for (int q = 0; q < kBlocks16; ++q) {
-        const auto& even = latent[q][0];
-        const auto& odd = latent[q][1];
-        __stcg(reinterpret_cast<float4*>(to) + 4 * q + lane % 4,
-               make_float4(even[2 * i], odd[2 * i], even[2 * i + 1], odd[2 * i + 1]));
+      for (int i = 0; i < 2; ++i) {
+        const int latent_head = 16 * s + lane / 4 + 8 * i;
+        if (latent_head >= heads) continue;
+        float* to = parts.latents + ((row * splits + split) * all_heads + first_head + latent_head) * kLatent +
+                    warp * kWarpLatents;
+#pragma unroll
+        for (int q = 0; q < kBlocks16; ++q) {
+          const auto& even = latent[s][q][0];
+          const auto& odd = latent[s][q][1];
+          __stcg(reinterpret_cast<float4*>(to) + 4 * q + lane % 4,
+                 make_float4(even[2 * i], odd[2 * i], even[2 * i + 1], odd[2 * i + 1]));
+        }
       }
-    }
-    const float all = half_warp_sum(sum);
-    if (lane % 4 == 0 && head() < heads) {
-      const float unit = kScaleGroups > 1 ? out_of_unit(unit_field(weight)) : 1.0f / (1 << kUnitHeadroom);
-      const int64_t list = (row * heads + head()) * kKeyGroups + lane / 4 % 4;
-      __stcg(reinterpret_cast<float4*>(parts.statistics + list * splits + split), make_float4(largest, all, unit, 0));
+      const Softmax& own = softmax_of[s];
+      const float all = half_warp_sum(own.sum);
+      if (lane % 4 != 0 || head(s) >= heads) continue;
+      const int64_t list = row * all_heads + first_head + head(s);
+      const float unit = kScaleGroups > 1 ? out_of_unit(unit_field(own.weight)) : 1.0f / (1 << kUnitHeadroom);
+      __stcg(parts.units + (list * kKeyGroups + lane / 4 % 4) * splits + split, unit);
+      if (lane % 16 == 0) {
+        __stcg(reinterpret_cast<float2*>(parts.softmax + list * splits + split), make_float2(own.reference, all));
+      }
     }
   }
 
  private:
-  __device__ __forceinline__ void logits_of_blocks(const std::byte* tile, uint32_t operands, int first) {
-    float dot[kBlocks][4] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) multiply_keys(dot[block], operands, first + block * 8, half);
-    }
-    if constexpr (F::kPlainPe) scale_latents(dot, tile, first);
-#pragma unroll
-    for (int block = 0; block < kBlocks; block += 2) add_pe(dot[block], dot[block + 1], operands, first + block * 8);
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      float* row = &shared.logits[group()][lane / 4][first + block * 8 + 2 * (lane % 4)];
-      *reinterpret_cast<float2*>(row) = make_float2(dot[block][0], dot[block][1]);
-      *reinterpret_cast<float2*>(row + 8 * (Keys + 8)) = make_float2(dot[block][2], dot[block][3]);
-    }
+  static __device__ __forceinline__ const ExpandedTile<Keys>& expanded(const std::byte* tile) {
+    return *reinterpret_cast<const ExpandedTile<Keys>*>(tile);
   }
 
   /// Dot products with eight keys over 64 latents.
-  __device__ __forceinline__ void multiply_keys(float (&dot)[4], uint32_t operands, int key, int half) const {
+  __device__ __forceinline__ void multiply_keys(float (&dot)[Sixteens][4], const std::byte* tile, uint32_t operands,
+                                                int key, int half) const {
     uint32_t codes[4];
     load_matrices(
         codes, operands + (key + lane % 8) * F::kOperandPitch + group() * kGroupLatents + (half * 4 + lane / 8) * 16);
     uint2 scales = {};
     if constexpr (F::kExpanded) {
-      scales = *reinterpret_cast<const uint2*>(&expanded.by_key[key + lane / 4][group() * 8 + half * 4]);
+      scales = *reinterpret_cast<const uint2*>(&expanded(tile).by_key[key + lane / 4][group() * 8 + half * 4]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t low = low_e4m3_to_f16(codes[i]), high = high_e4m3_to_f16(codes[i]);
       if constexpr (F::kExpanded) {
-        const __half2 pair = half2_of(i < 2 ? scales.x : scales.y);
-        const __half2 scale = i % 2 == 0 ? __low2half2(pair) : __high2half2(pair);
-        low = multiply_half2(low, scale);
-        high = multiply_half2(high, scale);
+        const uint32_t scale = permute_bytes(i < 2 ? scales.x : scales.y, 0, i % 2 == 0 ? 0x1010 : 0x3232);
+        low = multiply_f16(low, scale);
+        high = multiply_f16(high, scale);
       }
-      mma_f16(dot, query.latent[half * 4 + i], low, high);
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) mma_f16(dot[s], query[s].latent[half * 4 + i], low, high);
     }
   }
 
   /// Dot products of FP16 queries with codes, times the scales of key and query.
-  __device__ __forceinline__ void scale_latents(float (&dot)[kBlocks][4], const std::byte* tile, int first) {
+  __device__ __forceinline__ void scale_latents(float (&dot)[kBlocks][Sixteens][4], const std::byte* tile, int first) {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const int key = first + block * 8 + 2 * (lane % 4);
@@ -319,26 +336,39 @@ struct MathWarp {
       const float even = *reinterpret_cast<const float*>(scale),
                   odd = *reinterpret_cast<const float*>(scale + F::kPitch);
       if (lane < 4) *reinterpret_cast<float2*>(&shared.scales[group()][key]) = make_float2(even, odd);
-      dot[block][0] *= even * query.unit[0];
-      dot[block][1] *= odd * query.unit[0];
-      dot[block][2] *= even * query.unit[1];
-      dot[block][3] *= odd * query.unit[1];
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) {
+        auto& sums = dot[block][s];
+        sums[0] *= even * query[s].unit[0];
+        sums[1] *= odd * query[s].unit[0];
+        sums[2] *= even * query[s].unit[1];
+        sums[3] *= odd * query[s].unit[1];
+      }
     }
   }
 
   /// Adds 16 elements of pe to two blocks: BF16 as they are, else codes as those of the latents.
-  __device__ __forceinline__ void add_pe(float (&dot0)[4], float (&dot1)[4], uint32_t operands, int first) const {
+  __device__ __forceinline__ void add_pe(float (&dot0)[Sixteens][4], float (&dot1)[Sixteens][4], uint32_t operands,
+                                         int first) const {
     constexpr int kPeBytes = F::kPlainPe ? int(sizeof(BFloat16)) : 1;
     uint32_t x[4];  // BF16: of each block elements 0..7 and 8..15; else of each block its codes, twice
     const int block = F::kPlainPe ? lane / 16 : lane / 8 % 2, piece = F::kPlainPe ? lane / 8 % 2 : 0;
     load_matrices(x, operands + (first + block * 8 + lane % 8) * F::kOperandPitch + F::kPeAt + group() * 16 * kPeBytes +
                          piece * 16);
     if constexpr (F::kPlainPe) {
-      mma_bf16(dot0, query.pe, x[0], x[1]);
-      mma_bf16(dot1, query.pe, x[2], x[3]);
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) {
+        mma_bf16(dot0[s], query[s].pe, x[0], x[1]);
+        mma_bf16(dot1[s], query[s].pe, x[2], x[3]);
+      }
     } else {
-      mma_f16(dot0, query.pe, low_e4m3_to_f16(x[0]), high_e4m3_to_f16(x[0]));
-      mma_f16(dot1, query.pe, low_e4m3_to_f16(x[1]), high_e4m3_to_f16(x[1]));
+      const uint32_t low0 = low_e4m3_to_f16(x[0]), high0 = high_e4m3_to_f16(x[0]);
+      const uint32_t low1 = low_e4m3_to_f16(x[1]), high1 = high_e4m3_to_f16(x[1]);
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) {
+        mma_f16(dot0[s], query[s].pe, low0, high0);
+        mma_f16(dot1[s], query[s].pe, low1, high1);
+      }
     }
   }
 
@@ -357,38 +387,130 @@ struct MathWarp {
     }
   }
 
-  /// Logits of the lane's keys.
-  __device__ __forceinline__ void add_groups(int first, float (&x)[kLaneKeys]) const {
-    load_floats(&shared.logits[0][head()][first], x);
+  /// Of the lane's keys and its head of a sixteen: what is stored of p, and its sum.
+  struct Weighed {
+    uint32_t halves[kScaleGroups][kLaneKeys / 2];
+    float sum;
+  };
+
+  /// p by the reference and the units of the tiles before, as is right but for few tiles. False where it is too large
+  /// for them.
+  __device__ __forceinline__ bool weigh_by_units(int sixteen, int first, const float (&x)[kLaneKeys],
+                                                 Weighed& weighed) const {
+    const Softmax& own = softmax_of[sixteen];
+    float p[kLaneKeys];
+    bool fits = true;
+    weighed.sum = 0;
 #pragma unroll
-    for (int g = 1; g < kKeyGroups; ++g) {
-      float part[kLaneKeys];
-      load_floats(&shared.logits[g][head()][first], part);
+    for (int j = 0; j < kLaneKeys; ++j) {
+      const float exponent = (x[j] - own.reference) * exp2_scale;
+      fits = fits && !(exponent > kGrowth);
+      p[j] = exp2_approx(exponent);
+      weighed.sum += p[j];
+    }
 #pragma unroll
-      for (int j = 0; j < kLaneKeys; ++j) x[j] += part[j];
+    for (int g = 0; g < kScaleGroups; ++g) {
+      float weights[kLaneKeys];
+      weigh(g, first, p, weights);
+      into_units(own, g, weights, weighed);
+      if constexpr (kScaleGroups > 1) {
+#pragma unroll
+        for (const float weight : weights) fits = fits && !(weight > kLargestHalf);
+      }
+    }
+    return fits;
+  }
+
+  /// p by the largest logit so far, in units of the largest p * scale. Returns what the latents so far are to be
+  /// multiplied with; those of group (lane / 4) % 4 where each has a unit.
+  __device__ __forceinline__ float refer_anew(int sixteen, int first, const float (&x)[kLaneKeys], Weighed& weighed) {
+    Softmax& own = softmax_of[sixteen];
+    float largest = own.reference;
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; ++j) largest = fmaxf(largest, x[j]);
+    largest = half_warp_max(largest);
+    float rescale = exp2_approx((own.reference - largest) * exp2_scale);
+    own.reference = largest;
+    own.sum *= rescale;
+    float p[kLaneKeys];
+    weighed.sum = 0;
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; ++j) {
+      p[j] = x[j] == -HUGE_VALF ? 0.0f : exp2_approx((x[j] - largest) * exp2_scale);
+      weighed.sum += p[j];
+    }
+    float weights[kScaleGroups][kLaneKeys];
+#pragma unroll
+    for (int g = 0; g < kScaleGroups; ++g) weigh(g, first, p, weights[g]);
+    if constexpr (kScaleGroups > 1) rescale *= choose_units(own, weights, rescale);
+#pragma unroll
+    for (int g = 0; g < kScaleGroups; ++g) into_units(own, g, weights[g], weighed);
+    return rescale;
+  }
+
+  /// Units by the largest of `weights` and of those before, times `rescale`. Returns 2 to the old less the new unit of
+  /// group (lane / 4) % 4.
+  __device__ __forceinline__ float choose_units(Softmax& own, const float (&weights)[kScaleGroups][kLaneKeys],
+                                                float rescale) const {
+    float most[kScaleGroups] = {};
+#pragma unroll
+    for (int g = 0; g < kScaleGroups; ++g) {
+#pragma unroll
+      for (const float weight : weights[g]) most[g] = fmaxf(most[g], weight);
+    }
+    const int before = unit_field(own.weight);
+    own.weight = fmaxf(own.weight * rescale, largest_of_group(most));
+    const int field = unit_field(own.weight);
+#pragma unroll
+    for (int g = 0; g < kScaleGroups; ++g) own.factors[g] = of_group(into_unit(field), g);
+    return power_of_two(min(max(127 + before - field, 0), 254));
+  }
+
+  /// p times each key's scale of group `g`, or in the one unit that there is.
+  __device__ __forceinline__ void weigh(int g, int first, const float (&p)[kLaneKeys],
+                                        float (&weights)[kLaneKeys]) const {
+    if constexpr (kScaleGroups > 1) load_floats(&shared.scales[g][first], weights);
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; ++j) {
+      weights[j] = p[j] * (kScaleGroups > 1 ? weights[j] : float(1 << kUnitHeadroom));
     }
   }
 
-  /// p times each group's scale of the key, in units that follow the largest product.
-  __device__ __forceinline__ void store_scaled(int first, const float (&p)[kLaneKeys], float rescale) {
-    float product[kScaleGroups][kLaneKeys], most[kScaleGroups] = {};
+  /// To FP16, in the group's unit.
+  __device__ __forceinline__ void into_units(const Softmax& own, int g, float (&weights)[kLaneKeys],
+                                             Weighed& weighed) const {
+    if constexpr (kScaleGroups > 1) {
+#pragma unroll
+      for (float& weight : weights) weight *= own.factors[g];
+    }
+#pragma unroll
+    for (int i = 0; i < kLaneKeys / 2; ++i) weighed.halves[g][i] = to_f16(weights[2 * i], weights[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void store(int sixteen, int first, const Weighed& weighed, float rescale) {
+    softmax_of[sixteen].sum += weighed.sum;
 #pragma unroll
     for (int g = 0; g < kScaleGroups; ++g) {
-      load_floats(&shared.scales[g][first], product[g]);
-#pragma unroll
-      for (int j = 0; j < kLaneKeys; ++j) {
-        product[g][j] *= p[j];
-        most[g] = fmaxf(most[g], product[g][j]);
+      uint16_t* to = &shared.p[g][head(sixteen)][first];
+      if constexpr (kLaneKeys == 4) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(weighed.halves[g][0], weighed.halves[g][1]);
+      } else {
+        *reinterpret_cast<uint32_t*>(to) = weighed.halves[g][0];
       }
     }
-    const float tile_weight = largest_of_group(most);
-    const int field_before = unit_field(weight);
-    weight = fmaxf(weight * rescale, tile_weight);
-    const int field = unit_field(weight);
-    const float change = power_of_two(min(max(127 + field_before - field, 0), 254));
-    if (lane % 4 == 0) shared.rescale[head()][lane / 4 % 4] = rescale * change;
+    if (lane % (16 / kScaleGroups) == 0) shared.rescale[head(sixteen)][lane % 16 * kScaleGroups / 16] = rescale;
+  }
+
+  /// Logits of the lane's keys.
+  __device__ __forceinline__ void add_groups(int sixteen, int first, float (&x)[kLaneKeys]) const {
+    load_floats(&shared.logits[0][head(sixteen)][first], x);
 #pragma unroll
-    for (int g = 0; g < kScaleGroups; ++g) store_p(g, first, product[g], of_group(into_unit(field), g));
+    for (int g = 1; g < kKeyGroups; ++g) {
+      float part[kLaneKeys];
+      load_floats(&shared.logits[g][head(sixteen)][first], part);
+#pragma unroll
+      for (int j = 0; j < kLaneKeys; ++j) x[j] += part[j];
+    }
   }
 
   /// The largest of `values[g]` over the half warp, for g = (lane / 4) % 4: each exchange halves what a lane keeps.
@@ -407,21 +529,12 @@ struct MathWarp {
     return __shfl_sync(kWholeWarp, value, (lane & 16) + 4 * g);
   }
 
-  __device__ __forceinline__ void store_p(int g, int first, const float (&p)[kLaneKeys], float factor) {
-    __half* to = &shared.p[g][head()][first];
-    const uint32_t low = half2_bits(__floats2half2_rn(p[0] * factor, p[1] * factor));
-    if constexpr (kLaneKeys == 4) {
-      *reinterpret_cast<uint2*>(to) = make_uint2(low, half2_bits(__floats2half2_rn(p[2] * factor, p[3] * factor)));
-    } else {
-      *reinterpret_cast<uint32_t*>(to) = low;
-    }
-  }
-
-  __device__ __forceinline__ void rescale_latents(int scale_group) {
-    const float first = shared.rescale[lane / 4][scale_group], second = shared.rescale[lane / 4 + 8][scale_group];
+  __device__ __forceinline__ void rescale_latents(int sixteen, int scale_group) {
+    const int head = 16 * sixteen + lane / 4;
+    const float first = shared.rescale[head][scale_group], second = shared.rescale[head + 8][scale_group];
     if (!__any_sync(kWholeWarp, first != 1.0f || second != 1.0f)) return;
 #pragma unroll
-    for (auto& block : latent) {
+    for (auto& block : latent[sixteen]) {
 #pragma unroll
       for (auto& columns : block) {
         columns[0] *= first;
@@ -434,39 +547,42 @@ struct MathWarp {
 
   /// Sums of 16 latents over the 16 keys of a step: the two codes that ldmatrix leaves of each key are an even and an
   /// odd latent.
-  __device__ __forceinline__ void multiply_block(float (&sums)[2][4], const uint32_t (&p)[4], uint32_t codes0,
-                                                 uint32_t codes8, int step, int block) {
+  __device__ __forceinline__ void multiply_block(int block, const std::byte* tile, const uint32_t (&p)[Sixteens][4],
+                                                 uint32_t codes0, uint32_t codes8, int step) {
     constexpr uint32_t kByLatent = 0x3120;  // {key 0, key 1} of the even latent, then of the odd one
     codes0 = permute_bytes(codes0, 0, kByLatent);
     codes8 = permute_bytes(codes8, 0, kByLatent);
     uint32_t even[2] = {low_e4m3_to_f16(codes0), low_e4m3_to_f16(codes8)};
     uint32_t odd[2] = {high_e4m3_to_f16(codes0), high_e4m3_to_f16(codes8)};
     if constexpr (F::kExpanded) {
-      const __half* scales = &expanded.by_block[warp * kBlocks16 + block][step * 16 + 2 * (lane % 4)];
+      const uint16_t* scales = &expanded(tile).by_block[warp * kBlocks16 + block][step * 16 + 2 * (lane % 4)];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const __half2 scale = *reinterpret_cast<const __half2*>(scales + 8 * i);
-        even[i] = multiply_half2(even[i], scale);
-        odd[i] = multiply_half2(odd[i], scale);
+        const uint32_t scale = *reinterpret_cast<const uint32_t*>(scales + 8 * i);
+        even[i] = multiply_f16(even[i], scale);
+        odd[i] = multiply_f16(odd[i], scale);
       }
     }
-    mma_f16(sums[0], p, even[0], even[1]);
-    mma_f16(sums[1], p, odd[0], odd[1]);
+#pragma unroll
+    for (int s = 0; s < Sixteens; ++s) {
+      mma_f16(latent[s][block][0], p[s], even[0], even[1]);
+      mma_f16(latent[s][block][1], p[s], odd[0], odd[1]);
+    }
   }
 };
 
-/// Widens a raw `nvfp4_ds_mla` tile, all math warps together: e2m1 codes become e4m3 codes of 2^-6 times the value, and
-/// e4m3 scales FP16 numbers of 2^6 times theirs; both exact.
+/// Widens a producer warp's rows of a raw `nvfp4_ds_mla` tile: e2m1 codes become e4m3 codes of 2^-6 times the value,
+/// and e4m3 scales FP16 numbers of 2^6 times theirs; both exact.
 template <int Keys>
-__device__ __forceinline__ void expand_tile(const std::byte* tile, ExpandedTile<Keys>& out, int thread) {
+__device__ __forceinline__ void widen_rows(const std::byte* raw, ExpandedTile<Keys>& out, int warp, int lane) {
   using Format = FewHeadsFormat<KvFormat::kNvfp4DsMla>;
-  constexpr int kThreads = 32 * kMathWarps;
-  constexpr int kPieces = kLatent / 16;  // of 8 bytes
+  constexpr int kRows = Keys / kProducerWarps;
+  static_assert(kLatent == 16 * 32 && kRows % 8 == 0);
 #pragma unroll 4
-  for (int turn = 0; turn < Keys * kPieces / kThreads; ++turn) {
-    const int key = thread / kPieces + turn * (kThreads / kPieces), piece = thread % kPieces;
+  for (int i = 0; i < kRows; ++i) {
+    const int key = warp * kRows + i;
     const uint2 codes =
-        *reinterpret_cast<const uint2*>(tile + key * Format::kPitch + KvNvfp4DsMla::kValuesAt + piece * 8);
+        *reinterpret_cast<const uint2*>(raw + key * Format::kPitch + KvNvfp4DsMla::kValuesAt + lane * 8);
     uint32_t wide[4];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -476,26 +592,28 @@ __device__ __forceinline__ void expand_tile(const std::byte* tile, ExpandedTile<
       wide[2 * j] = permute_bytes(even, odd, 0x5140);
       wide[2 * j + 1] = permute_bytes(even, odd, 0x7362);
     }
-    *reinterpret_cast<uint4*>(out.operands + key * Format::kOperandPitch + piece * 16) =
+    *reinterpret_cast<uint4*>(out.operands + key * Format::kOperandPitch + lane * 16) =
         make_uint4(wide[0], wide[1], wide[2], wide[3]);
   }
-  const int key = thread / 4, part = thread % 4;
-  if (key >= Keys) return;
-  *reinterpret_cast<uint4*>(out.operands + key * Format::kOperandPitch + Format::kPeAt + part * 16) =
-      *reinterpret_cast<const uint4*>(tile + key * Format::kPitch + KvNvfp4DsMla::kPeAt + part * 16);
-  // Eight neighbouring scales are those of blocks part, part + 4, and so on (KvNvfp4DsMla::scale_at).
-  const uint2 scales = *reinterpret_cast<const uint2*>(tile + key * Format::kPitch + KvNvfp4DsMla::scale_at(part));
-  const __half2 widening = __float2half2_rn(64.0f);
+#pragma unroll 1
+  for (int i = 0; i < kRows; i += 8) {
+    const int key = warp * kRows + i + lane / 4, part = lane % 4;
+    *reinterpret_cast<uint4*>(out.operands + key * Format::kOperandPitch + Format::kPeAt + part * 16) =
+        *reinterpret_cast<const uint4*>(raw + key * Format::kPitch + KvNvfp4DsMla::kPeAt + part * 16);
+    // Eight neighbouring scales are those of blocks part, part + 4, and so on (KvNvfp4DsMla::scale_at).
+    const uint2 scales = *reinterpret_cast<const uint2*>(raw + key * Format::kPitch + KvNvfp4DsMla::scale_at(part));
+    constexpr uint32_t kWidening = 0x54005400;  // 2^6, twice
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t four = i < 2 ? scales.x : scales.y;
-    const __half2 pair = __hmul2(half2_of(i % 2 == 0 ? low_e4m3_to_f16(four) : high_e4m3_to_f16(four)), widening);
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t four = k < 2 ? scales.x : scales.y;
+      const uint32_t pair = multiply_f16(k % 2 == 0 ? low_e4m3_to_f16(four) : high_e4m3_to_f16(four), kWidening);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int block = part + 4 * (2 * i + j);
-      const __half scale = j == 0 ? __low2half(pair) : __high2half(pair);
-      out.by_key[key][block] = scale;
-      out.by_block[block][key] = scale;
+      for (int j = 0; j < 2; ++j) {
+        const int block = part + 4 * (2 * k + j);
+        const auto scale = uint16_t(pair >> 16 * j);
+        out.by_key[key][block] = scale;
+        out.by_block[block][key] = scale;
+      }
     }
   }
 }

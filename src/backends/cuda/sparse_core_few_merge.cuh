@@ -1,6 +1,6 @@
 // Sparse core for few heads: from the parts of a row's splits to its latent and lse, in the value kernel that reads
 // them or in a kernel of its own (sparse_core_few.cu).
-// parts -> latents of a chunk of 64, in shared memory and in memory; lse
+// parts -> latents of a chunk of 64, in registers and in memory; lse
 //
 // All loads of a thread are under way together, so that the merge takes one read from L2. FP64 is in one place: a
 // head's lse from its largest logit, so that logits of 10^4 cost it nothing.
@@ -14,7 +14,7 @@ namespace dsacore::cuda {
 
 inline constexpr int kMergeThreads = 256;
 inline constexpr int kMergeUnits = kMergeThreads / 16;  ///< half warps
-inline constexpr int kMergeRows = 16;                   ///< of a tile, at most
+inline constexpr int kMergeRows = 16;                   ///< of a CTA, at most
 inline constexpr int kChunk = 64;                       ///< latents that a CTA merges
 inline constexpr int kChunks = kLatent / kChunk;
 inline constexpr int kUnitSplits = 8;  ///< that a half warp adds up, at most
@@ -31,17 +31,27 @@ struct MergeArgs {
   float scale;    ///< of logits
   float k_scale;  ///< of the latent
 
-  DSACORE_HD int tile_rows() const { return kMergeRows >> helper_bits; }
-  int tiles() const { return (rows + tile_rows() - 1) / tile_rows(); }
+  /// Rows of a head that a CTA merges, or heads of neighbouring rows.
+  DSACORE_HD int cta_rows() const { return kMergeRows >> helper_bits; }
 };
 
-/// Half warps of a row, as a power of two: none has more than 8 splits. Those past the last row repeat it.
-constexpr int merge_helper_bits(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows <= 4 ? 2 : rows <= 8 ? 1 : 0; }
+/// Of the latents that a half warp merges.
+struct MergePlace {
+  int row, head;
+};
+
+/// Half warps of a row, as a power of two: none has more than 8 splits, and with few rows of few heads as many as there
+/// are. Those past the last row repeat it.
+constexpr int merge_helper_bits(int rows, int heads, int splits) {
+  int bits = heads > 16 ? 0 : rows == 1 ? 4 : rows == 2 ? 3 : rows <= 4 ? 2 : rows <= 8 ? 1 : 0;
+  while (kUnitSplits << bits < splits) ++bits;
+  return bits;
+}
 
 /// The merge of what the core left in its scratch for these arguments.
 inline MergeArgs merge_args(const SparseCoreArgs& core, std::byte* scratch) {
   const int rows = int(core.latent.extent(0)), topk = int(core.topk_rows.extent(1));
-  const FewHeadsPlan plan = few_heads_plan(rows, topk);
+  const FewHeadsPlan plan = few_heads_plan(rows, core.query.heads, topk);
   return {.parts = Parts::in(scratch, rows, plan.splits, core.query.heads),
           .valid = core.valid,
           .latent = core.latent,
@@ -50,30 +60,28 @@ inline MergeArgs merge_args(const SparseCoreArgs& core, std::byte* scratch) {
           .heads = core.query.heads,
           .splits = plan.splits,
           .split_keys = plan.split_keys(),
-          .helper_bits = merge_helper_bits(rows),
+          .helper_bits = merge_helper_bits(rows, core.query.heads, plan.splits),
           .topk = topk,
           .scale = core.model->attention_scale(),
           .k_scale = core.model->k_scale};
 }
 
 struct MergeShared {
-  static constexpr int kPitch = kChunk + 32;  ///< a quarter warp's 16-byte reads of two rows meet no bank twice
   alignas(16) float weights[kMergeUnits][kMaxSplits];
   alignas(16) float sums[kMergeUnits][kChunk];
-  alignas(16) BFloat16 latents[kMergeRows][kPitch];
 };
 
-/// Merges latents `chunk * 64` and on of one head for the rows of a tile, by a whole CTA. They are in `shared.latents`
-/// after the caller's next barrier.
-__device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs& args, int first_row, int head,
-                                            int chunk) {
+/// Merges latents `chunk * 64` and on of `cta_rows()` rows or heads, by a whole CTA: the i-th is `place_of(i)`, past
+/// the last row for none. Returns four of the one numbered threadIdx.x / 16.
+template <class PlaceOf>
+__device__ __forceinline__ uint2 merge_chunk(MergeShared& shared, const MergeArgs& args, int chunk, PlaceOf place_of) {
   const int unit = int(threadIdx.x) / 16, lane = int(threadIdx.x) % 16;
   const int helpers = 1 << args.helper_bits, helper = unit & (helpers - 1);
-  const int row = min(first_row + (unit >> args.helper_bits), args.rows - 1);
+  const MergePlace place = place_of(unit >> args.helper_bits);
+  const int row = min(place.row, args.rows - 1), head = place.head;
   const int64_t first_part = int64_t(row) * args.splits * args.heads + head;
   const auto* latents = reinterpret_cast<const float4*>(args.parts.latents + first_part * kLatent + chunk * kChunk);
-  const int64_t list = (int64_t(row) * args.heads + head) * kKeyGroups + chunk * kChunk / kGroupLatents;
-  const PartStatistics* statistics = args.parts.statistics + list * args.splits;
+  const int list = row * args.heads + head, group = list * kKeyGroups + chunk * kChunk / kGroupLatents;
   constexpr int kLaneSplits = kMaxSplits / 16;
   float4 part[kUnitSplits];
   float2 softmax[kLaneSplits];  // largest logit, sum
@@ -82,8 +90,8 @@ __device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs
   for (int j = 0; j < kLaneSplits; ++j) {
     const int split = lane + 16 * j;
     if (split >= args.splits) continue;
-    softmax[j] = __ldcg(reinterpret_cast<const float2*>(statistics + split));
-    weight[j] = __ldcg(&statistics[split].unit);
+    softmax[j] = __ldcg(reinterpret_cast<const float2*>(args.parts.softmax) + (list * args.splits + split));
+    weight[j] = __ldcg(args.parts.units + (group * args.splits + split));
   }
 #pragma unroll
   for (int k = 0; k < kUnitSplits; ++k) {
@@ -137,8 +145,8 @@ __device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs
     args.lse(row, head) = valid > 0 ? float(double(largest) * double(args.scale) + double(__logf(sum))) : -HUGE_VALF;
   }
   __syncthreads();
-  if (unit >= args.tile_rows()) return;
-  const int own_row = first_row + unit;
+  if (unit >= args.cta_rows()) return {};
+  const MergePlace own = place_of(unit);
   float4 total = {};
 #pragma unroll
   for (int i = 0; i < kMergeUnits; i += 2) {
@@ -151,10 +159,10 @@ __device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs
   }
   const uint2 rounded = {pack_bf16(total.x * args.k_scale, total.y * args.k_scale),
                          pack_bf16(total.z * args.k_scale, total.w * args.k_scale)};
-  *reinterpret_cast<uint2*>(&shared.latents[unit][lane * 4]) = rounded;
-  if (own_row < args.rows) {
-    *reinterpret_cast<uint2*>(args.latent.row(own_row, head) + chunk * kChunk + lane * 4) = rounded;
+  if (own.row < args.rows) {
+    *reinterpret_cast<uint2*>(args.latent.row(own.row, own.head) + chunk * kChunk + lane * 4) = rounded;
   }
+  return rounded;
 }
 
 }  // namespace dsacore::cuda

@@ -1,9 +1,8 @@
 // Sparse core for few heads: the cache formats as the kernel sees them, and its shared memory.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstddef>
+#include <cstdint>
 
 #include "backends/cuda/sparse_core_few.h"
 #include "format/layouts.h"
@@ -13,8 +12,10 @@ namespace dsacore::cuda {
 inline constexpr int kMathWarps = 8;
 inline constexpr int kProducerWarps = 4;  // one warpgroup, for registers are moved between warpgroups
 inline constexpr int kFewHeadsThreads = 32 * (kMathWarps + kProducerWarps);
-inline constexpr int kStages = 2;                ///< tiles in the ring
-inline constexpr int kSharedLimit = 113 * 1024;  ///< two CTAs on an SM, or one beside a CTA of the next stage
+inline constexpr int kStages = 2;                 ///< tiles in the ring, at most
+inline constexpr int kRawTiles = 2;               ///< of rows that are still to be widened
+inline constexpr int kHalfOfShared = 113 * 1024;  ///< of an SM's shared memory: leaves room for the next stage
+inline constexpr int kWholeOfShared = 227 * 1024;
 
 /// Rows lie in the ring at `kPitch`, operands are read at `kOperandPitch`: an odd multiple of 16 bytes modulo 128, so
 /// that ldmatrix meets no bank twice. Heads of the query lie at `kQueryPitch`, for the same reason.
@@ -58,31 +59,31 @@ template <int Keys>
 struct ExpandedTile {
   static constexpr int kScalePitch = KvNvfp4DsMla::kBlocks + 8;
   alignas(128) std::byte operands[Keys * FewHeadsFormat<KvFormat::kNvfp4DsMla>::kOperandPitch];
-  alignas(16) __half by_key[Keys][kScalePitch];
-  alignas(16) __half by_block[KvNvfp4DsMla::kBlocks][Keys + 8];
+  alignas(16) uint16_t by_key[Keys][kScalePitch];
+  alignas(16) uint16_t by_block[KvNvfp4DsMla::kBlocks][Keys + 8];
 };
 
-/// What a CTA keeps beside its tiles. In shared memory follow the expanded tile, where the format has one, and the
-/// ring.
+/// Bytes of a tile in the ring: of rows as they lie in the cache, or expanded.
 template <KvFormat Format, int Keys>
+constexpr int kTileBytes =
+    FewHeadsFormat<Format>::kExpanded ? int(sizeof(ExpandedTile<Keys>)) : Keys * FewHeadsFormat<Format>::kPitch;
+
+/// What a CTA keeps beside its tiles. In shared memory follow the ring and, where that is of expanded tiles, two raw
+/// ones.
+template <KvFormat Format, int Keys, int Sixteens>
 struct FewHeadsShared {
+  static constexpr int kHeads = 16 * Sixteens;
   static constexpr int kScaleGroups = FewHeadsFormat<Format>::kScaleGroups;
-  static constexpr int kTileBytes = Keys * FewHeadsFormat<Format>::kPitch;
 
   union {
-    alignas(128) std::byte query[kFewHeadsMax * FewHeadsFormat<Format>::kQueryPitch];  ///< until it is in registers
-    float logits[kKeyGroups][kFewHeadsMax][Keys + 8];  ///< each group's part of the dot products
+    alignas(128) std::byte query[kHeads * FewHeadsFormat<Format>::kQueryPitch];  ///< until it is in registers
+    float logits[kKeyGroups][kHeads][Keys + 8];  ///< each group's part of the dot products
   };
-  alignas(16) __half p[kScaleGroups][kFewHeadsMax][Keys + 8];  ///< times the key's scale, in the head's unit
-  alignas(16) float rescale[kFewHeadsMax][kScaleGroups];       ///< of the latents summed so far
-  alignas(16) float scales[kScaleGroups][Keys];                ///< of the tile's keys, where p is multiplied by them
+  alignas(16) uint16_t p[kScaleGroups][kHeads][Keys + 8];  ///< FP16: times the key's scale, in the head's unit
+  alignas(16) float rescale[kHeads][kScaleGroups];         ///< of the latents summed so far
+  alignas(16) float scales[kScaleGroups][Keys];            ///< of the tile's keys, where p is multiplied by them
   alignas(8) uint64_t full[kStages], empty[kStages], query_arrived;
+  uint64_t raw_arrived[kRawTiles][kProducerWarps];
 };
-
-template <KvFormat Format, int Keys>
-constexpr int kExpandedAt = int(sizeof(FewHeadsShared<Format, Keys>));
-template <KvFormat Format, int Keys>
-constexpr int kRingAt =
-    kExpandedAt<Format, Keys> + (FewHeadsFormat<Format>::kExpanded ? int(sizeof(ExpandedTile<Keys>)) : 0);
 
 }  // namespace dsacore::cuda

@@ -5,7 +5,7 @@
 
 namespace dsacore::cuda {
 
-extern const Kernel<SparseCoreArgs> kFewHeads;   ///< sparse_core_few.cu: 1 to 16 heads
-extern const Kernel<SparseCoreArgs> kManyHeads;  ///< sparse_core_many.cu: more
+extern const Kernel<SparseCoreArgs> kFewHeads;   ///< sparse_core_few.cu: fastest for up to 16 heads, or few rows
+extern const Kernel<SparseCoreArgs> kManyHeads;  ///< sparse_core_many.cu: for more
 
 }  // namespace dsacore::cuda

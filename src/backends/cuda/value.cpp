@@ -2,14 +2,21 @@
 // gate.cu; from latents all take every shape of the specification.
 #include "backends/cuda/value.h"
 
+#include <string>
+
 #include "backends/cuda/kernels.h"
 
 namespace dsacore::cuda {
 namespace {
 
+/// More heads are merged by the core itself, so that `fused` has only latents to read: 96 heads, one row, core and
+/// value 15.7 us against 18.7.
+constexpr int kMergedHeads = 16;
+
 Verdict accepts_parts(const ShapeKey& shape) {
-  if (shape.parts) return {};
-  return {false, "takes the parts of a sparse core that leaves them, on one rank"};
+  if (!shape.parts) return {false, "takes the parts of a sparse core that leaves them, on one rank"};
+  if (shape.sizes.heads <= kMergedHeads) return {};
+  return {false, "takes 1 to 16 heads, not " + std::to_string(shape.sizes.heads)};
 }
 Verdict accepts_all(const ShapeKey&) { return {}; }
 int64_t no_scratch(const ShapeKey&, int) { return 0; }

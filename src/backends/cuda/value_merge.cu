@@ -36,7 +36,9 @@ struct ValueMergeParameters {
 };
 
 struct ValueMergeShared {
+  static constexpr int kPitch = kChunk + 32;  ///< a quarter warp's 16-byte reads of two rows meet no bank twice
   MergeShared merge;
+  alignas(16) uint16_t latents[kMergeRows][kPitch];  ///< BF16
   float4 inbox[kChunks][kMergeRows][4];  ///< of each CTA: by row and lane of a quad two columns of both strips
   alignas(8) uint64_t received;
 };
@@ -46,8 +48,8 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
   const int warp = int(threadIdx.x / 32), lane_row = int(threadIdx.x % 32 / 4), lane_part = int(threadIdx.x % 4);
   const int chunk = int(blockIdx.x) % kChunks;
   const int head = int(blockIdx.x) / kChunks % p.merge.heads;
-  const int first_row = int(blockIdx.x) / kChunks / p.merge.heads * p.merge.tile_rows();
-  const int rows = min(p.merge.rows - first_row, p.merge.tile_rows());
+  const int first_row = int(blockIdx.x) / kChunks / p.merge.heads * p.merge.cta_rows();
+  const int rows = min(p.merge.rows - first_row, p.merge.cta_rows());
   const Barrier received = {shared_address(&shared.received)};
 
   uint4 weights[kStrips][kHalves];
@@ -73,14 +75,19 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  merge_chunk(shared.merge, p.merge, first_row, head, chunk);
+  const uint2 merged = merge_chunk(shared.merge, p.merge, chunk, [=](int i) {
+    return MergePlace{first_row + i, head};
+  });
+  if (int(threadIdx.x / 16) < p.merge.cta_rows()) {
+    *reinterpret_cast<uint2*>(&shared.latents[threadIdx.x / 16][threadIdx.x % 16 * 4]) = merged;
+  }
   __syncthreads();
 
   float sum[kStrips][4] = {};
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const uint4 low = *reinterpret_cast<const uint4*>(&shared.merge.latents[lane_row][h * 32 + lane_part * 8]);
-    const uint4 high = *reinterpret_cast<const uint4*>(&shared.merge.latents[lane_row + 8][h * 32 + lane_part * 8]);
+    const uint4 low = *reinterpret_cast<const uint4*>(&shared.latents[lane_row][h * 32 + lane_part * 8]);
+    const uint4 high = *reinterpret_cast<const uint4*>(&shared.latents[lane_row + 8][h * 32 + lane_part * 8]);
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) {
       mma_bf16(sum[s], {low.x, high.x, low.y, high.y}, weights[s][h].x, weights[s][h].y);
@@ -124,19 +131,19 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
 void run_value_merge(const ValueArgs& args, const Workspace& workspace) {
   const MergeArgs merge = merge_args(*args.core, args.parts);
   if (merge.rows == 0) return;
-  launch(
-      value_merge,
-      {.grid = dim3(unsigned(merge.tiles() * merge.heads * kChunks)), .block = dim3(kMergeThreads), .cluster = kChunks},
-      workspace,
-      ValueMergeParameters{.merge = merge,
-                           .w_uv = args.w_uv.data(),
-                           .gate = args.gate.data(),
-                           .out = args.out.data(),
-                           .head_pitch = args.w_uv.stride(0),
-                           .gate_pitch = args.gate.stride(0),
-                           .out_pitch = args.out.stride(0),
-                           .live = live_rows(args.seq_lens, args.q),
-                           .aligned = has_aligned_pairs(args.gate) && has_aligned_pairs(args.out)});
+  const int tiles = (merge.rows + merge.cta_rows() - 1) / merge.cta_rows();
+  launch(value_merge,
+         {.grid = dim3(unsigned(tiles * merge.heads * kChunks)), .block = dim3(kMergeThreads), .cluster = kChunks},
+         workspace,
+         ValueMergeParameters{.merge = merge,
+                              .w_uv = args.w_uv.data(),
+                              .gate = args.gate.data(),
+                              .out = args.out.data(),
+                              .head_pitch = args.w_uv.stride(0),
+                              .gate_pitch = args.gate.stride(0),
+                              .out_pitch = args.out.stride(0),
+                              .live = live_rows(args.seq_lens, args.q),
+                              .aligned = has_aligned_pairs(args.gate) && has_aligned_pairs(args.out)});
 }
 
 }  // namespace dsacore::cuda
