@@ -307,6 +307,28 @@ TEST(CoreTime, FewHeads) {
     }
   }
   for (const int rows : {2, 4, 16, 32, 48, 96, 128}) timer.report("few_heads", KvFormat::kFp8DsMla, 12, rows);
+  for (const int heads : {24, 48, 96}) {
+    for (const int rows : {1, 8, 16}) timer.report("few_heads", KvFormat::kFp8DsMla, heads, rows);
+  }
+}
+
+// Both cores with step 12 behind them: what the tables choose by.
+TEST(CoreTime, CoreAndValue) {
+  CoreTimer timer;
+  const auto report = [&](std::string_view core, std::string_view value, int heads, int rows) {
+    fmt::print("time {} + value {} H={:<3} B={:<3} {:7.2f} us\n", core, value, heads, rows,
+               timer.microseconds(core, KvFormat::kFp8DsMla, heads, rows, kMaxTopk, value));
+  };
+  for (const int rows : {1, 8, 64}) {
+    report("few_heads", "merge", 12, rows);
+    report("few_heads", "fused", 12, rows);
+  }
+  for (const int heads : {24, 48, 96}) {
+    for (const int rows : {1, 8, 16, 32}) {
+      report("few_heads", "fused", heads, rows);
+      report("many_heads", "fused", heads, rows);
+    }
+  }
 }
 
 }  // namespace
