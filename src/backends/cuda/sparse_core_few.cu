@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_parts(const __grid_consta
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int chunk = int(blockIdx.x) % kChunks, other = int(blockIdx.x) / kChunks;
-  merge_chunk(shared, args, other / args.heads * args.tile_rows(), other % args.heads, chunk);
+  merge_chunk<kUnitSplits>(shared, args, other / args.heads * args.tile_rows(), other % args.heads, chunk);
 }
 
 void run(const SparseCoreArgs& args, const Workspace& workspace) {

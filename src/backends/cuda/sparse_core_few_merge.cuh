@@ -64,7 +64,8 @@ struct MergeShared {
 };
 
 /// Merges latents `chunk * 64` and on of one head for the rows of a tile, by a whole CTA. They are in `shared.latents`
-/// after the caller's next barrier.
+/// after the caller's next barrier. A half warp adds up to `UnitSplits`.
+template <int UnitSplits>
 __device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs& args, int first_row, int head,
                                             int chunk) {
   const int unit = int(threadIdx.x) / 16, lane = int(threadIdx.x) % 16;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs
   const int64_t list = (int64_t(row) * args.heads + head) * kKeyGroups + chunk * kChunk / kGroupLatents;
   const PartStatistics* statistics = args.parts.statistics + list * args.splits;
   constexpr int kLaneSplits = kMaxSplits / 16;
-  float4 part[kUnitSplits];
+  float4 part[UnitSplits];
   float2 softmax[kLaneSplits];  // largest logit, sum
   float weight[kLaneSplits];    // the unit, at first
 #pragma unroll
@@ -86,7 +87,7 @@ __device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs
     weight[j] = __ldcg(&statistics[split].unit);
   }
 #pragma unroll
-  for (int k = 0; k < kUnitSplits; ++k) {
+  for (int k = 0; k < UnitSplits; ++k) {
     const int split = helper + (k << args.helper_bits);
     if (split < args.splits) part[k] = __ldcg(latents + split * args.heads * (kLatent / 4) + lane);
   }
@@ -116,7 +117,7 @@ __device__ __forceinline__ void merge_chunk(MergeShared& shared, const MergeArgs
   __syncwarp();
   float4 value = {};
 #pragma unroll
-  for (int k = 0; k < kUnitSplits; ++k) {
+  for (int k = 0; k < UnitSplits; ++k) {
     const int split = helper + (k << args.helper_bits);
     if (!counts(split)) continue;
     const float w = shared.weights[unit][split];

@@ -41,7 +41,12 @@ struct ValueMergeShared {
   alignas(8) uint64_t received;
 };
 
-__global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_constant__ ValueMergeParameters p) {
+/// With more than 32 rows and 4 splits each at most, 12 heads are more clusters than fit at three CTAs an SM.
+constexpr int kFewSplits = 4;
+
+template <int UnitSplits>
+__global__ void __launch_bounds__(kMergeThreads, UnitSplits <= kFewSplits ? 4 : 3)
+    value_merge(const __grid_constant__ ValueMergeParameters p) {
   __shared__ __align__(16) ValueMergeShared shared;
   const int warp = int(threadIdx.x / 32), lane_row = int(threadIdx.x % 32 / 4), lane_part = int(threadIdx.x % 4);
   const int chunk = int(blockIdx.x) % kChunks;
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  merge_chunk(shared.merge, p.merge, first_row, head, chunk);
+  merge_chunk<UnitSplits>(shared.merge, p.merge, first_row, head, chunk);
   __syncthreads();
 
   float sum[kStrips][4] = {};
@@ -123,7 +128,7 @@ void run_value_merge(const ValueArgs& args, const Workspace& workspace) {
   const MergeArgs merge = merge_args(*args.core, args.parts);
   if (merge.rows == 0) return;
   launch(
-      value_merge,
+      merge.splits <= kFewSplits << merge.helper_bits ? value_merge<kFewSplits> : value_merge<kUnitSplits>,
       {.grid = dim3(unsigned(merge.tiles() * merge.heads * kChunks)), .block = dim3(kMergeThreads), .cluster = kChunks},
       workspace,
       ValueMergeParameters{.merge = merge,
