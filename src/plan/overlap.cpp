@@ -27,7 +27,12 @@ OverlapMode effective_mode(OverlapMode wanted, OverlapMode unfused, const Overla
   // The query may come after the index projection only where a front or a norm goes before.
   const bool front = is_front(mode) ? traits.front : !traits.norm;
   if (front ? !traits.front : !traits.norm) return OverlapMode::kSerial;
-  return with_front(mode, front);
+  mode = with_front(mode, front);
+  // A split query finds its norm done in time only where a kernel of its own does it.
+  if (mode == OverlapMode::kLateFront && traits.split_query) {
+    return traits.norm ? OverlapMode::kLate : OverlapMode::kFront;
+  }
+  return mode;
 }
 
 LaunchList::LaunchList(OverlapMode mode, const OverlapTraits& traits) {

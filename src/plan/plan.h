@@ -46,10 +46,8 @@ struct Plan {
   const Kernel<GateArgs>* gate = nullptr;
   std::array<std::vector<PassedOver>, kStages> others;  ///< by StageId
 
-  /// Whether `q_c` has been written by the norm, or by a front for a query that would otherwise take a kernel more.
-  bool query_finds_q_c() const {
-    return overlap == OverlapMode::kLate || (overlap == OverlapMode::kLateFront && query->split);
-  }
+  /// Whether the norm has written `q_c` before the query may start.
+  bool query_finds_q_c() const { return overlap == OverlapMode::kLate; }
   PartialFormat partial() const { return key.partial.value_or(PartialFormat::kBf16); }
   /// Calls `visit(stage, kernel)` for each chosen kernel, in the order of the stages.
   template <class Visit>

@@ -45,13 +45,11 @@ struct QueryArgs {
 struct IndexProjectionArgs {
   const LayerModel* model;
   View<const BFloat16, 2> projected;   ///< [rows, width]
-  View<const BFloat16, 2> q_c;         ///< [rows, q_lora]
+  View<const BFloat16, 2> q_c;         ///< [rows, q_lora]; cuda's kernel `front` does step 1 itself instead
   View<const int64_t, 1> index_slots;  ///< [rows]
   IndexCache index;                    ///< tokens with index_slot >= 0 are written
   View<uint8_t, 3> index_query;        ///< out [rows, index_heads, 128] e4m3
   View<float, 2> head_weights;         ///< out [rows, index_heads]
-  /// cuda: out [rows, q_lora] of the kernel `front`, which reads no `q_c` but does step 1 itself; empty: not written.
-  View<BFloat16, 2> q_c_out{};
 };
 
 /// A scored token: `key` is the score as an ordered integer (format/score_key.h), larger is better.

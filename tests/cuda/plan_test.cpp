@@ -30,12 +30,15 @@ TEST(CudaPlan, TheFrontModesTakeAFrontAndSayWhatTheyTakeItFor) {
 
 TEST(CudaPlan, ASplitQueryThatComesLateFindsTheNormDone) {
   for (const char* mode : {"late", "late_front"}) {
-    EXPECT_EQ(name_of(plan_of(96, 8, mode).overlap), mode);
-    EXPECT_TRUE(plan_of(96, 8, mode).query_finds_q_c()) << mode;
+    const Plan plan = plan_of(96, 8, mode);
+    EXPECT_EQ(plan.overlap, OverlapMode::kLate) << mode;
+    EXPECT_FALSE(plan.index_projection->front) << mode;
+    EXPECT_NE(plan.norm, nullptr) << mode;
+    EXPECT_TRUE(plan.query_finds_q_c()) << mode;
   }
-  EXPECT_TRUE(plan_of(12, 8, "late").query_finds_q_c()) << "a norm goes before";
+  EXPECT_EQ(plan_of(96, 8, "late_front", "index_projection=front").overlap, OverlapMode::kFront) << "reads no q_c";
+  EXPECT_EQ(plan_of(12, 8, "late_front").overlap, OverlapMode::kLateFront) << "a query of one kernel norms for itself";
   for (const char* mode : {"serial", "fork", "front"}) EXPECT_FALSE(plan_of(96, 8, mode).query_finds_q_c()) << mode;
-  EXPECT_FALSE(plan_of(12, 8, "late_front").query_finds_q_c()) << "a query of one kernel norms for itself";
 }
 
 TEST(CudaPlan, ALayerChoosesAmongTheKernelsThatItIsGiven) {

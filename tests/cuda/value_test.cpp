@@ -12,6 +12,7 @@
 #include "backends/cuda/kernels.h"
 #include "cpu/agreement.h"
 #include "cuda/device_stages.h"
+#include "cuda/sparse_core_case.h"
 #include "cuda/timing.h"
 
 namespace dsacore::test {
@@ -413,6 +414,61 @@ TEST(Value, Times) {
         std::printf("%-6s %4d %4d | %9.2f %6.2f | %+.2f of %.2f\n", kernel.name.data(), heads, rows, us,
                     floor_us(heads, rows), behind - alone, alone);
       }
+    }
+  }
+}
+
+/// Of the kernel that merges: behind a core whose parts lie in L2, as in a step.
+TEST(Value, MergeTimes) {
+  const Kernel<ValueArgs>& kernel = cuda::value_kernels()[0];
+  ASSERT_TRUE(kernel.parts);
+  std::printf("%-6s %4s %4s | %9s | %s\n", "kernel", "H", "B", "us", "us behind a kernel of 5 us");
+  const double alone = graph_us(30, [&](int, Queue queue) { enqueue_spin(5, queue); });
+  for (const int heads : {6, 12, 16}) {
+    constexpr int kLayers = 30, kTopk = 2048;
+    const int64_t layer = int64_t(heads) * kKvB * kLatent;
+    DeviceBuffer kv_b(layer * kLayers * 2);
+    cuda::check(cudaMemset(kv_b.data(), 0, size_t(kv_b.bytes())), "cudaMemset");
+    LayerModel model;
+    model.sizes.heads = heads;
+    for (const int rows : {1, 2, 8, 16, 32, 48, 64, 128}) {
+      ValueCase c(heads, rows, 1);
+      const OnDevice<BFloat16> latent(c.latent), gate(c.gate);
+      const OnDevice<int32_t> lengths(std::vector<int32_t>(size_t(rows), kTopk));
+      ShapeKey shape = c.shape();
+      shape.topk = kTopk;
+      shape.ranks = 1;
+      DeviceBuffer parts(kernel_named(cuda::sparse_core_kernels(), "few_heads").scratch_bytes(shape, 1)),
+          lse(rows * heads * 4), out(rows * c.width() * 2);
+      cuda::check(cudaMemset(parts.data(), 0, size_t(parts.bytes())), "cudaMemset");
+      const SparseCoreArgs core{
+          .model = &model,
+          .query = {nullptr, heads, 2},
+          .topk_rows = View<const int32_t, 2>(lengths.data(), rows, kTopk),
+          .valid = View<const int32_t, 1>(lengths.data(), rows),
+          .kv = {},
+          .latent = View<BFloat16, 3>(latent.data(), rows, heads, kLatent),
+          .lse = View<float, 2>(reinterpret_cast<float*>(lse.data()), rows, heads),
+      };
+      const auto enqueue = [&](int i, Queue queue) {
+        const auto* weights = reinterpret_cast<const BFloat16*>(kv_b.data()) + i * layer + kNope * kLatent;
+        ValueArgs args{nullptr,
+                       {},
+                       View<const BFloat16, 3>(weights, heads, kValue, kLatent).with_pitch(kKvB * kLatent),
+                       View<const BFloat16, 2>(gate.data(), rows, c.width()).with_pitch(c.width()),
+                       View<BFloat16, 2>(reinterpret_cast<BFloat16*>(out.data()), rows, c.width()),
+                       View<const int32_t, 1>(lengths.data(), rows),
+                       1};
+        args.core = &core;
+        args.parts = parts.data();
+        kernel.run(args, {{}, nullptr, nullptr, queue});
+      };
+      const double us = graph_us(kLayers, enqueue);
+      const double behind = graph_us(kLayers, [&](int i, Queue queue) {
+        enqueue_spin(5, queue);
+        enqueue(i, queue);
+      });
+      std::printf("%-6s %4d %4d | %9.2f | %+.2f of %.2f\n", kernel.name.data(), heads, rows, us, behind - alone, alone);
     }
   }
 }

@@ -99,6 +99,18 @@ TEST(Overlap, LateModesNeedOneRankAndAFusedIndexer) {
   }
 }
 
+TEST(Overlap, ASplitQueryIsLateOnlyBehindANorm) {
+  for (OverlapMode late : {OverlapMode::kLate, OverlapMode::kLateFront}) {
+    OverlapTraits traits = able(true);
+    traits.split_query = true;
+    EXPECT_EQ(effective(late, traits), OverlapMode::kFront) << name_of(late);
+    traits.norm = true;
+    EXPECT_EQ(effective(late, traits), OverlapMode::kLate) << name_of(late);
+    traits.front = false;
+    EXPECT_EQ(effective(late, traits), OverlapMode::kLate) << name_of(late);
+  }
+}
+
 TEST(Overlap, ASplitQueryIsNeverSerialUnderDcp) {
   OverlapTraits traits = able(false);
   traits.split_query = true;

@@ -2,7 +2,7 @@
 // become codes and a weight (step 7), and how an index key is made and inserted (step 8).
 //
 // The order of the sums of step 6 is one for all of them, so that they give the same bits: the columns are split into
-// four parts of whole blocks of 128; wgmma adds a part in ascending order; the four parts are added from left to right.
+// four parts of whole blocks of 128; wgmma adds a part in ascending order; then (0 + 1) + (2 + 3).
 #pragma once
 
 #include "backends/cuda/launch.h"
@@ -58,6 +58,24 @@ __device__ __forceinline__ uint32_t scaled_codes(const float (&values)[kValuesPe
                                                                    << 16;
 }
 
+/// Four values of two BF16 pairs.
+struct FourValues {
+  float values[kValuesPerLane];
+
+  __device__ __forceinline__ explicit FourValues(uint2 pairs)
+      : values{low_bf16(pairs.x), high_bf16(pairs.x), low_bf16(pairs.y), high_bf16(pairs.y)} {}
+  __device__ __forceinline__ float largest() const { return largest_magnitude(values); }
+};
+
+/// Step 7 of one head: its scale, by the largest magnitude of its values.
+struct HeadScale {
+  uint8_t code;
+
+  __device__ __forceinline__ explicit HeadScale(float largest)
+      : code(ue8m0_ceil(fmaxf(largest, 1e-10f) * (1.0f / kE4m3Max))) {}  // of every BF16 as of the quotient
+  __device__ __forceinline__ uint32_t codes(const FourValues& four) const { return scaled_codes(four.values, code); }
+};
+
 /// Step 7: where the codes and weights of the heads go.
 struct HeadOutput {
   View<const BFloat16, 2> projected;
@@ -67,17 +85,8 @@ struct HeadOutput {
   float softmax_scale, head_scale;
 
   __device__ __forceinline__ BFloat16 wv(int64_t row, int head) const { return projected(row, wv_at + head); }
-
-  /// Finishes a head from its 128 values before their rounding to BF16, lane l of the warp having 4 l .. 4 l + 3.
-  __device__ __forceinline__ void finish(int64_t row, int head, const float4& sums, BFloat16 wv, int lane) const {
-    const uint32_t pairs[2] = {pack_bf16(sums.x, sums.y), pack_bf16(sums.z, sums.w)};
-    const float iq[kValuesPerLane] = {low_bf16(pairs[0]), high_bf16(pairs[0]), low_bf16(pairs[1]), high_bf16(pairs[1])};
-    const float amax = fmaxf(largest_of_lanes<32>(largest_magnitude(iq)), 1e-10f);
-    const uint8_t scale_code = ue8m0_ceil(amax * (1.0f / kE4m3Max));  // of every BF16 amax as of the quotient
-    const float scale = ue8m0_to_float(scale_code);
-    const uint32_t codes = scaled_codes(iq, scale_code);
-    reinterpret_cast<uint32_t*>(index_query.row(row, head))[lane] = codes;
-    if (lane == 0) head_weights(row, head) = to_float(wv) * scale * softmax_scale * head_scale;
+  __device__ __forceinline__ void write_weight(int64_t row, int head, BFloat16 wv, HeadScale scale) const {
+    head_weights(row, head) = to_float(wv) * ue8m0_to_float(scale.code) * softmax_scale * head_scale;
   }
 };
 

@@ -18,11 +18,13 @@ struct FrontKernel {
     const int q_lora = model.sizes.q_lora, heads = model.sizes.index_heads, rows = int(args.projected.extent(0));
     FrontArguments a = {};
     a.weights = tensor_map(model.w_iq.data(), int64_t(heads) * kIndexDim, q_lora, q_lora, kWarpgroupRows);
-    if (!args.q_c.empty()) a.q_c = tensor_map(args.q_c.data(), rows, q_lora, args.q_c.stride(0), Tokens);
     a.projected = args.projected;
     a.aligned16 = reinterpret_cast<uintptr_t>(a.projected.data()) % 16 == 0 && a.projected.stride(0) % 8 == 0;
+    const View<const BFloat16, 2>& from = Activations<Tokens, PartBlocks>::kPacked ? args.projected : args.q_c;
+    if (!Activations<Tokens, PartBlocks>::kPacked || a.aligned16) {
+      a.activations = tensor_map(from.data(), rows, q_lora, from.stride(0), Tokens);
+    }
     a.q_norm = model.q_norm.data();
-    a.q_c_out = args.q_c_out;
     a.output = head_output(args);
     a.keys = key_insert(args);
     a.eps = float(model.config.eps);

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kProductThreads) index_product(const __grid_co
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  float total[kTokens / 2], sums[kTokens / 2];
+  float total[kTokens / 2], even[kTokens / 2], sums[kTokens / 2];
   int chunk = 0;
   for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -107,7 +107,13 @@ __global__ void __launch_bounds__(kProductThreads) index_product(const __grid_co
     wgmma_wait<0>();
     wgmma_settle(sums);
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) total[i] = part == 0 ? sums[i] : total[i] + sums[i];
+    for (int i = 0; i < kTokens / 2; ++i) {
+      if (part % 2 == 0) {
+        even[i] = sums[i];
+      } else {
+        total[i] = part == 1 ? even[i] + sums[i] : total[i] + (even[i] + sums[i]);
+      }
+    }
   }
 
   const int first = int(blockIdx.y) * kTokens, live = min(kTokens, a.rows - first);
@@ -136,9 +142,10 @@ __global__ void __launch_bounds__(kFinishThreads) index_finish(const __grid_cons
   const int row = (warp - a.rows) / a.heads, head = (warp - a.rows) % a.heads;
   if (row >= a.rows) return;
   const auto* values = reinterpret_cast<const uint2*>(a.iq + (int64_t(row) * a.heads + head) * kIndexDim);
-  const uint2 pairs = values[lane];
-  const float4 iq = {low_bf16(pairs.x), high_bf16(pairs.x), low_bf16(pairs.y), high_bf16(pairs.y)};
-  a.output.finish(row, head, iq, a.output.wv(row, head), lane);
+  const FourValues iq(values[lane]);
+  const HeadScale scale(largest_of_lanes<32>(iq.largest()));
+  reinterpret_cast<uint32_t*>(a.output.index_query.row(row, head))[lane] = scale.codes(iq);
+  if (lane == 0) a.output.write_weight(row, head, a.output.wv(row, head), scale);
 }
 
 }  // namespace

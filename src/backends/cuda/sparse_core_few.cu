@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_parts(const __grid_consta
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int first = int(blockIdx.x) / kChunks * args.cta_rows();
-  merge_chunk(shared, args, int(blockIdx.x) % kChunks, [&](int i) {
+  merge_chunk<kUnitSplits>(shared, args, int(blockIdx.x) % kChunks, [&](int i) {
     return MergePlace{(first + i) / args.heads, (first + i) % args.heads};
   });
 }

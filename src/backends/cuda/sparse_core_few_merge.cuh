@@ -72,8 +72,9 @@ struct MergeShared {
 };
 
 /// Merges latents `chunk * 64` and on of `cta_rows()` rows or heads, by a whole CTA: the i-th is `place_of(i)`, past
-/// the last row for none. Returns four of the one numbered threadIdx.x / 16.
-template <class PlaceOf>
+/// the last row for none. Returns four of the one numbered threadIdx.x / 16. A half warp adds up
+/// to `UnitSplits`.
+template <int UnitSplits, class PlaceOf>
 __device__ __forceinline__ uint2 merge_chunk(MergeShared& shared, const MergeArgs& args, int chunk, PlaceOf place_of) {
   const int unit = int(threadIdx.x) / 16, lane = int(threadIdx.x) % 16;
   const int helpers = 1 << args.helper_bits, helper = unit & (helpers - 1);
@@ -83,7 +84,7 @@ __device__ __forceinline__ uint2 merge_chunk(MergeShared& shared, const MergeArg
   const auto* latents = reinterpret_cast<const float4*>(args.parts.latents + first_part * kLatent + chunk * kChunk);
   const int list = row * args.heads + head, group = list * kKeyGroups + chunk * kChunk / kGroupLatents;
   constexpr int kLaneSplits = kMaxSplits / 16;
-  float4 part[kUnitSplits];
+  float4 part[UnitSplits];
   float2 softmax[kLaneSplits];  // largest logit, sum
   float weight[kLaneSplits];    // the unit, at first
 #pragma unroll
@@ -94,7 +95,7 @@ __device__ __forceinline__ uint2 merge_chunk(MergeShared& shared, const MergeArg
     weight[j] = __ldcg(args.parts.units + (group * args.splits + split));
   }
 #pragma unroll
-  for (int k = 0; k < kUnitSplits; ++k) {
+  for (int k = 0; k < UnitSplits; ++k) {
     const int split = helper + (k << args.helper_bits);
     if (split < args.splits) part[k] = __ldcg(latents + split * args.heads * (kLatent / 4) + lane);
   }
@@ -124,7 +125,7 @@ __device__ __forceinline__ uint2 merge_chunk(MergeShared& shared, const MergeArg
   __syncwarp();
   float4 value = {};
 #pragma unroll
-  for (int k = 0; k < kUnitSplits; ++k) {
+  for (int k = 0; k < UnitSplits; ++k) {
     const int split = helper + (k << args.helper_bits);
     if (!counts(split)) continue;
     const float w = shared.weights[unit][split];

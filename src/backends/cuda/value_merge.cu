@@ -43,7 +43,12 @@ struct ValueMergeShared {
   alignas(8) uint64_t received;
 };
 
-__global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_constant__ ValueMergeParameters p) {
+/// With more than 32 rows and 4 splits each at most, 12 heads are more clusters than fit at three CTAs an SM.
+constexpr int kFewSplits = 4;
+
+template <int UnitSplits>
+__global__ void __launch_bounds__(kMergeThreads, UnitSplits <= kFewSplits ? 4 : 3)
+    value_merge(const __grid_constant__ ValueMergeParameters p) {
   __shared__ __align__(16) ValueMergeShared shared;
   const int warp = int(threadIdx.x / 32), lane_row = int(threadIdx.x % 32 / 4), lane_part = int(threadIdx.x % 4);
   const int chunk = int(blockIdx.x) % kChunks;
@@ -75,7 +80,7 @@ __global__ void __launch_bounds__(kMergeThreads, 3) value_merge(const __grid_con
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  const uint2 merged = merge_chunk(shared.merge, p.merge, chunk, [=](int i) {
+  const uint2 merged = merge_chunk<UnitSplits>(shared.merge, p.merge, chunk, [=](int i) {
     return MergePlace{first_row + i, head};
   });
   if (int(threadIdx.x / 16) < p.merge.cta_rows()) {
@@ -132,7 +137,7 @@ void run_value_merge(const ValueArgs& args, const Workspace& workspace) {
   const MergeArgs merge = merge_args(*args.core, args.parts);
   if (merge.rows == 0) return;
   const int tiles = (merge.rows + merge.cta_rows() - 1) / merge.cta_rows();
-  launch(value_merge,
+  launch(merge.splits <= kFewSplits << merge.helper_bits ? value_merge<kFewSplits> : value_merge<kUnitSplits>,
          {.grid = dim3(unsigned(tiles * merge.heads * kChunks)), .block = dim3(kMergeThreads), .cluster = kChunks},
          workspace,
          ValueMergeParameters{.merge = merge,

@@ -36,7 +36,7 @@ __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) 
   return there;
 }
 
-/// Stores 16 or 4 bytes in a CTA of the cluster and counts them on a barrier of the same CTA; both by `address_in`.
+/// Stores 16, 8 or 4 bytes in a CTA of the cluster and counts them on a barrier of the same CTA; both by `address_in`.
 __device__ __forceinline__ void send_to_cluster(uint32_t to, const uint4& v, uint32_t barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
@@ -45,6 +45,11 @@ __device__ __forceinline__ void send_to_cluster(uint32_t to, const uint4& v, uin
 __device__ __forceinline__ void send_to_cluster(uint32_t to, const float4& v, uint32_t barrier) {
   send_to_cluster(to, uint4{__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)},
                   barrier);
+}
+__device__ __forceinline__ void send_to_cluster(uint32_t to, const float2& v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
+               "r"(__float_as_uint(v.x)), "r"(__float_as_uint(v.y)), "r"(barrier)
+               : "memory");
 }
 __device__ __forceinline__ void send_to_cluster(uint32_t to, float v, uint32_t barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
