@@ -65,12 +65,17 @@ DSACORE_HD constexpr Place kv_place(const int32_t* table, int page, LocalId toke
   return {PageId(table[token.value() / page]), token.value() % page};
 }
 
+/// Of the `pages_each` index pages that lie in a page of the MLA cache, the one after `within` others (end of spec 6).
+DSACORE_HD constexpr PageId index_page(PageId page, int pages_each, int within) {
+  return PageId(page.value() * pages_each + within);
+}
+
 /// Place of a token in the index cache: by `index_table` where there is one (else null), else by the MLA cache's table
 /// (end of spec 6).
 DSACORE_HD constexpr Place index_place(const int32_t* table, const int32_t* index_table, int page, LocalId token) {
   const int32_t t = token.value();
   if (index_table != nullptr) return {PageId(index_table[t / kIndexPage]), t % kIndexPage};
-  return {PageId(table[t / page] * (page / kIndexPage) + t % page / kIndexPage), t % kIndexPage};
+  return {index_page(PageId(table[t / page]), page / kIndexPage, t % page / kIndexPage), t % kIndexPage};
 }
 
 DSACORE_HD constexpr PhysicalRow physical_row(Place place, int64_t stride_rows) {

@@ -8,8 +8,8 @@
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
 // rows the products take 64 q clk, and a warp issues about 200 instructions a page and row (mxfp4: 350), mostly relu,
-// weights, and the way to the key. Large contexts at q = 1 run at DRAM speed for fp8; mxfp4, and q > 1, are bound by
-// issue and the latency of dependent steps.
+// weights, and the way to the key. At large contexts and q = 1 the copies alone take 0.9 of fp8's time; mxfp4, and
+// q > 1, are bound by issue and the latency of dependent steps.
 #pragma once
 
 #include "backends/cuda/ptx/dependency.cuh"
@@ -68,17 +68,18 @@ __device__ __forceinline__ int length_of(const ScoresParameters& p, int request)
   return length < 0 ? 0 : length < p.context ? length : p.context;
 }
 
-/// Pages to score of all requests, as a running sum `first_unit` [requests + 1], and the tokens that each one's last
-/// page lacks. By all threads, of which the first kMaxRows have a request each. Requests of which no row sees more than
-/// topk tokens have no pages.
-__device__ inline void count_units(const ScoresParameters& p, uint8_t* lacks, int* first_unit, int* totals) {
+/// The length of the request that a thread has; the first kMaxRows threads have one each.
+__device__ __forceinline__ int length_of_thread(const ScoresParameters& p) {
+  return int(threadIdx.x) < p.requests ? length_of(p, int(threadIdx.x)) : 0;
+}
+
+/// Pages to score of all requests, whose lengths are the threads' `n`, as a running sum `first_unit` [requests + 1],
+/// and the tokens that each one's last page lacks. By all threads. Requests of which no row sees more than topk tokens
+/// have no pages.
+__device__ inline void count_units(const ScoresParameters& p, int n, uint8_t* lacks, int* first_unit, int* totals) {
   const int request = int(threadIdx.x), lane = request % 32, warp = request / 32;
-  int units = 0;
-  if (request < p.requests) {
-    const int n = length_of(p, request);
-    if (n > p.topk) units = int(pages_of(n, kIndexPage));
-    lacks[request] = uint8_t(units * kIndexPage - n);
-  }
+  int units = n > p.topk ? int(pages_of(n, kIndexPage)) : 0;
+  if (request < p.requests) lacks[request] = uint8_t(units * kIndexPage - n);
   for (int distance = 1; distance < 32; distance *= 2) {
     const int other = __shfl_up_sync(~0u, units, distance);
     if (lane >= distance) units += other;
@@ -112,27 +113,45 @@ __device__ inline int request_of(const int* first_unit, int requests, int unit) 
   return low;
 }
 
-/// The page of the index cache that a unit is. Read past L1: the prefetch may have read it before it was written.
-__device__ inline int32_t page_of(const ScoresParameters& p, const int* first_unit, int unit) {
-  const int request = request_of(first_unit, p.requests, unit);
-  const int32_t token = (unit - first_unit[request]) * kIndexPage;
-  if (!p.index_block_table.empty()) {
-    const int32_t entry = __ldcg(p.index_block_table.row(request) + token / kIndexPage);
-    return index_place(nullptr, &entry, p.page, LocalId(0)).page.value();
+/// Where a unit's page is told: an entry of a block table, and which of the index pages it is that the entry stands
+/// for.
+struct Found {
+  int request = -1;  ///< none: no unit
+  int within = 0, pages_each = 1;
+  const int32_t* at = nullptr;
+  int32_t entry = -1;
+
+  /// Asks for the entry. Past L1: the prefetch may have read it before it was written.
+  __device__ void read() {
+    if (request >= 0) entry = __ldcg(at);
   }
-  const int32_t entry = __ldcg(p.block_table.row(request) + token / p.page);
-  return index_place(&entry, nullptr, p.page, LocalId(token % p.page)).page.value();
+  __device__ int32_t page() const { return index_page(PageId(entry), pages_each, within).value(); }
+};
+
+/// The lane's unit, of up to 32 from `begin` on.
+__device__ __forceinline__ Found find_units(const ScoresParameters& p, const int* first_unit, int begin, int end) {
+  const int unit = begin + int(threadIdx.x) % 32;
+  Found found;
+  if (unit >= end) return found;
+  found.request = request_of(first_unit, p.requests, unit);
+  const int page = unit - first_unit[found.request];
+  if (!p.index_block_table.empty()) {
+    found.at = p.index_block_table.row(found.request) + page;
+  } else {
+    found.pages_each = p.page / kIndexPage;
+    found.within = page % found.pages_each;
+    found.at = p.block_table.row(found.request) + page / found.pages_each;
+  }
+  return found;
 }
 
 /// Asks for the first pages of this CTA in L2, by what lengths and tables hold before the wait. They may be old: only
 /// time is lost.
 template <class Keys>
-__device__ inline void prefetch_pages(const ScoresParameters& p, const int* first_unit) {
-  const Share share(first_unit, p.requests);
-  const int unit = share.begin + int(threadIdx.x) % 32;
-  if (unit >= share.end || unit - share.begin >= p.stages) return;
-  const int64_t page = page_of(p, first_unit, unit);
-  if (page >= 0 && page < p.cache_pages) {
+__device__ inline void prefetch_pages(const ScoresParameters& p, Found found) {
+  found.read();
+  const int64_t page = found.page();
+  if (int(threadIdx.x) % 32 < p.stages && found.request >= 0 && page >= 0 && page < p.cache_pages) {
     prefetch_l2(p.cache + page * Keys::Layout::kPageBytes, Keys::Layout::kPageBytes);
   }
 }
@@ -166,17 +185,19 @@ struct ScoresTools {
   __device__ Barrier empty(int stage) const { return {barriers + stage * 16 + 8}; }
 };
 
-/// The producer warp: copies the CTA's pages into the ring. Lanes look up 32 pages at a time.
+/// The producer warp: copies the CTA's pages into the ring. Lanes look up 32 pages at a time, the next ones while those
+/// before are copied; the first are in `found`.
 template <class Keys>
-__device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& share) {
+__device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& share, Found found) {
   const ScoresParameters& p = tools.p;
   constexpr int kBytes = Keys::Layout::kPageBytes;
   const uint32_t ring = fixed_shared_address(tools.pages);
   RingPlace place{0};
 #pragma unroll 1
   for (int begin = share.begin; begin < share.end; begin += 32) {
-    const int unit = begin + int(threadIdx.x) % 32;
-    const int32_t page = unit < share.end ? page_of(p, tools.first_unit, unit) : 0;
+    const int32_t page = found.page();
+    found = find_units(p, tools.first_unit, begin + 32, share.end);
+    found.read();
     const int count = min(32, share.end - begin);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
@@ -334,12 +355,12 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
   for (int begin = share.begin; begin < share.end;) {
     while (tools.first_unit[request + 1] <= begin) ++request;
     const int end = min(share.end, tools.first_unit[request + 1]);
+    load_query<Keys, Tile>(tools, request);
     const int pages = tools.first_unit[request + 1] - tools.first_unit[request];
     const int length = pages * kIndexPage - tools.lacks[request];
     const int first = max(0, p.topk + p.q - length);
     const int seen = place.quarter < 2 ? length - (p.q - 1) + first : -kMaxQ;
     const RowsOfRequest rows{first, seen, p.keys + (int64_t(request) * p.q + first) * p.key_pitch};
-    load_query<Keys, Tile>(tools, request);
     math_barrier<Tile>();
     const int first_token = place.scored() - tools.first_unit[request] * kIndexPage;
 #pragma unroll 1
@@ -374,15 +395,30 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
     publish_barriers();
   }
   clear_histograms<Keys, Tile>(tools);
-  count_units(p, tools.lacks, tools.first_unit, tools.totals);
-  if (produces) prefetch_pages<Keys>(p, tools.first_unit);
+  const int early_length = length_of_thread(p);
+  count_units(p, early_length, tools.lacks, tools.first_unit, tools.totals);
+  Share share(tools.first_unit, p.requests);
+  Found found;
+  if (produces) {
+    found = find_units(p, tools.first_unit, share.begin, share.end);
+    prefetch_pages<Keys>(p, found);
+  }
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  count_units(p, tools.lacks, tools.first_unit, tools.totals);
-  const Share share(tools.first_unit, p.requests);
+  // What was counted before the wait is most often still true: lengths and first pages come together.
+  const int length = length_of_thread(p);
+  found.read();
+  if (__syncthreads_or(length != early_length) != 0) {
+    count_units(p, length, tools.lacks, tools.first_unit, tools.totals);
+    share = Share(tools.first_unit, p.requests);
+    if (produces) {
+      found = find_units(p, tools.first_unit, share.begin, share.end);
+      found.read();
+    }
+  }
   if (share.begin >= share.end) return;
   if (produces) {
-    copy_pages(tools, share);
+    copy_pages(tools, share, found);
   } else {
     score_pages<Keys, Tile>(tools, share);
   }

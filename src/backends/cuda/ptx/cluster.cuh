@@ -82,6 +82,9 @@ __device__ __forceinline__ void wait_in_cluster(Barrier barrier, uint32_t parity
 __device__ __forceinline__ void store_in_cluster(uint32_t address, uint32_t value) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+__device__ __forceinline__ void store_in_cluster(uint32_t address, uint32_t first, uint32_t second) {
+  asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
+}
 
 /// Reads shared memory of a CTA of the cluster, by `address_in`; after a barrier of the cluster.
 __device__ __forceinline__ float2 load_from_cluster2(uint32_t address) {

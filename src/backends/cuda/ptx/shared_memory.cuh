@@ -15,6 +15,12 @@ __device__ __forceinline__ uint32_t fixed_shared_address(const void* p) {
   return address;
 }
 
+/// A pointer to a shared variable by such an address.
+template <class T>
+__device__ __forceinline__ T* fixed_shared(T* p) {
+  return static_cast<T*>(__cvta_shared_to_generic(fixed_shared_address(p)));
+}
+
 /// One lane of a converged warp. Only under it are bulk copies issued without a loop over the lanes.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
@@ -73,9 +79,12 @@ __device__ __forceinline__ void prefetch_line_l2(const void* from) {
 /// Orders this thread's earlier writes to shared memory before later reads of them by wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// 16 bytes from global to shared memory (cp.async); `async_commit` closes a group, `async_wait<N>` leaves N open.
+/// 16 or 4 bytes from global to shared memory (cp.async); `async_commit` closes a group, `async_wait<N>` leaves N open.
 __device__ __forceinline__ void async_copy16(uint32_t to_shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
+}
+__device__ __forceinline__ void async_copy4(uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to_shared), "l"(from) : "memory");
 }
 __device__ __forceinline__ void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Open>
