@@ -91,6 +91,16 @@ class QueryAgreement : public ::testing::TestWithParam<Shape> {
       EXPECT_TRUE(same_bytes(normalised.q_c.data(), got.q_c.data(), got.q_c.size() * 2, "q_c of the norm alone"));
       EXPECT_TRUE(
           same_bytes(normalised.kv_bytes.data(), got.kv_bytes.data(), int64_t(got.kv_bytes.size()), "kv_cache"));
+      if (!kernel.split) continue;
+      // With the norm done before, as in the late modes.
+      DeviceRunner late(c);
+      cuda::enqueue_query_norm(late.query_args(), {});
+      QueryArgs args = late.query_args();
+      args.q_c_ready = true;
+      late.run(cuda::query_kernels(), args, kernel.name);
+      const Fetched behind(c, late);
+      expect_same_rows(behind, got, got.rows);
+      EXPECT_TRUE(same_bytes(behind.kv_bytes.data(), got.kv_bytes.data(), int64_t(got.kv_bytes.size()), "kv_cache"));
     }
   }
 };
