@@ -1,6 +1,6 @@
 // Programmatic dependent launch (kernels.md 7). Before `wait_for_earlier_kernels` a kernel reads nothing but weights,
 // constants and its own shared memory, and writes nothing but that; every CTA of every kernel calls it before it exits,
-// so that a kernel that has ended has all before it ended. A kernel that runs beside the one ahead of it (Workspace)
+// so that a kernel that has ended has all before it ended. A kernel that runs beside the stage ahead of it (Workspace)
 // waits at its end alone.
 #pragma once
 
@@ -11,7 +11,7 @@ __device__ __forceinline__ void wait_for_earlier_kernels() { asm volatile("gridd
 
 /// Lets the next kernel of the stream start, once all CTAs have called it; publishes nothing. Before the wait: the next
 /// kernel's weights travel while this one still waits. After it: the next kernel starts when all before this one has
-/// ended, as one that runs beside this one must.
+/// ended.
 __device__ __forceinline__ void let_next_kernel_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
