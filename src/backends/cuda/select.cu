@@ -573,7 +573,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
     publish_barriers();
     part.exchanged().expect(uint32_t(p.cluster - 1) * kSentAtOnce * 8);
   }
-  meet_cluster(p);  // every CTA of the cluster runs: its shared memory may be written to
+  meet_cluster(p);          // every CTA of the cluster runs: its shared memory may be written to
   let_next_kernel_start();  // this one started when all before the scores had ended: what runs beside both may start
   wait_for_earlier_kernels();
 
