@@ -162,16 +162,19 @@ void score_units_amx(const ScoreTask& task) {
   const ScoreBuffers& b = task.b;
   const TaskUnits<Unit> units(task);
   const auto scales = [&](int64_t unit) { return Unit::kScaled ? nullptr : units.bytes(unit).scales; };
+  // A panel's dot products are stored when those pending have become keys: where a row is one panel they take their
+  // place, and L1 has room for more of the rest.
+  constexpr int kDots = kColumns == kTileColumns ? 1 : 2;
   decode_unit(units.at(task.begin));
   // Before the first row nothing is pending: its own keys then take the place of these.
-  std::fill_n(b.dots[1], kUnitTokens * kColumns, 0.0f);
-  PendingKeys pending{b.dots[1], b.weights, scales(task.begin), task.out.keys_of(0) + task.begin * kUnitTokens};
+  std::fill_n(b.dots[kDots - 1], kUnitTokens * kColumns, 0.0f);
+  PendingKeys pending{b.dots[kDots - 1], b.weights, scales(task.begin), task.out.keys_of(0) + task.begin * kUnitTokens};
   const TileScope tiles;
   int buffer = 0;
   for (int64_t unit = task.begin; unit < task.end; ++unit) {
     const BFloat16* keys = b.keys[unit % 2];
     Unit next = units.at(std::min(unit + 1, task.end - 1));
-    for (int j = 0; j < task.panels.q; ++j, buffer ^= 1) {
+    for (int j = 0; j < task.panels.q; ++j, buffer = (buffer + 1) % kDots) {
       const BFloat16* panel = b.queries + QueryPanels::panel_at(j * kColumns);
       if (j == 0 && unit + 1 < task.end) {
         multiply_row<Unit, kVectors, true>(keys, panel, b.dots[buffer], next, pending);
