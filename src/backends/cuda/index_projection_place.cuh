@@ -14,10 +14,9 @@ inline constexpr int kFrontThreads = 256;
 inline constexpr int kFrontWarps = kFrontThreads / 32;
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kWarpgroups = kFrontThreads / kWarpgroup;
-inline constexpr int kWarpgroupRows = 64;        ///< of W_IQ
-inline constexpr int kFrontShared = 113 * 1024;  ///< two CTAs an SM
-inline constexpr int kSumsOfPart = 4;            ///< of the blocks' squares: room for the longest part
-inline constexpr int kEight = 8;                 ///< tokens that are handled together: columns of a product's fragment
+inline constexpr int kWarpgroupRows = 64;  ///< of W_IQ
+inline constexpr int kSumsOfPart = 4;      ///< of the blocks' squares: room for the longest part
+inline constexpr int kEight = 8;           ///< tokens that are handled together: columns of a product's fragment
 
 /// Constants of an instance: up to `Tokens` rows at a time, parts of up to `PartBlocks` blocks; and where things lie in
 /// a CTA's shared memory, the ring first.
@@ -52,7 +51,7 @@ struct FrontShape {
   static constexpr bool kSumsInRing = kTokens > 32;
   static constexpr int kRest = kActivationBytes + (kOverlay ? 0 : kExchangeBytes) + kNormBytes +
                                (kSumsInRing ? 0 : kBlockSumsBytes) + kBarriers * int(sizeof(uint64_t));
-  static constexpr int kRoom = (kFrontShared - kRest) / kTileBytes;
+  static constexpr int kRoom = (kHalfOfShared - kRest) / kTileBytes;
   static constexpr int kStages = kRoom < kChunks ? kRoom : kChunks;
   /// Chunks that complete on one barrier: what is requested in two pieces has two.
   static constexpr int kBarrierChunks = kStages == kChunks ? kBlockChunks : 1;
@@ -76,7 +75,7 @@ struct FrontShape {
   static_assert(!kOverlay || (kChunks - kStages) + (kExchangeBytes + kTileBytes - 1) / kTileBytes <= kChunks - 2);
   static_assert(!kSumsInRing || kInboxAt + kExchangeBytes <= kBlockSumsAt, "sums may come while the inbox is read");
   static_assert(kPartBlocks <= kSumsOfPart && kChunks <= 2 * kStages);
-  static_assert(kBytes <= kFrontShared);
+  static_assert(kBytes <= kHalfOfShared);
 };
 
 struct FrontArguments {

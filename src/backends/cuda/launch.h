@@ -12,6 +12,9 @@
 
 namespace dsacore::cuda {
 
+/// Of an SM's shared memory: what a CTA may take alone, and at most where another CTA is to fit beside it.
+inline constexpr int kWholeOfShared = 227 * 1024, kHalfOfShared = 113 * 1024;
+
 /// Throws `kDevice` naming the call where it failed.
 void check(cudaError_t error, const char* call);
 

@@ -31,10 +31,10 @@ constexpr int kParties = 3;  // warpgroups of a head
 constexpr int kChunk = kBoxColumns;
 constexpr int kPart = 64;  // rows of a warpgroup: wgmma's M
 constexpr int kParts = kLatent / kPart;
-constexpr int kLineBytes = 128;                  // of 64 values, swizzled
-constexpr int kPartBytes = kNope * kLineBytes;   // 64 columns of W_UK
-constexpr int kNopeReady = 1, kNopeFree = 2;     // named barriers
-constexpr int kMoreThanHalf = 113 * 1024 + 128;  // of the shared memory that an SM has for CTAs, with what each takes
+constexpr int kLineBytes = 128;                     // of 64 values, swizzled
+constexpr int kPartBytes = kNope * kLineBytes;      // 64 columns of W_UK
+constexpr int kNopeReady = 1, kNopeFree = 2;        // named barriers
+constexpr int kMoreThanHalf = kHalfOfShared + 128;  // two such CTAs find no room
 
 struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;

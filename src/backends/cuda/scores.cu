@@ -9,8 +9,6 @@
 namespace dsacore::cuda {
 namespace {
 
-// Two kernels of the chain fit an SM together where each takes at most this; a larger one has the SM to itself.
-constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;
 constexpr int kEnoughStages = 6;
 constexpr int kPagesOfShort = 8;  ///< of a CTA
 
@@ -28,8 +26,8 @@ Choice choose(IndexFormat format, int heads, int q, bool histogram, bool is_shor
   const auto stages_in = [&](int bytes) {
     return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages) / instance.groups * instance.groups;
   };
-  int stages = stages_in(kSharedOfTwo);
-  if (stages < kEnoughStages) stages = std::min(8 / instance.groups * instance.groups, stages_in(kSharedOfOne));
+  int stages = stages_in(kHalfOfShared);
+  if (stages < kEnoughStages) stages = std::min(8 / instance.groups * instance.groups, stages_in(kWholeOfShared));
   return {instance, stages, ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
 }
 
@@ -46,7 +44,7 @@ void prepare_scores(const ShapeKey& shape) {
   for (const bool is_short : {false, true}) {
     // As much as any q may take, so that the order in which shapes are prepared does not matter.
     allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true, is_short).instance.kernel,
-                 kSharedOfOne);
+                 kWholeOfShared);
   }
 }
 

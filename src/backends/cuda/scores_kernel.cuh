@@ -18,6 +18,7 @@
 #include "backends/cuda/score_bins.h"
 #include "backends/cuda/scores.h"
 #include "backends/cuda/scores_keys.cuh"
+#include "backends/cuda/warp_sum.cuh"
 #include "format/paging.h"
 #include "format/score_key.h"
 
@@ -80,10 +81,7 @@ __device__ inline void count_units(const ScoresParameters& p, int n, uint8_t* la
   const int request = int(threadIdx.x), lane = request % 32, warp = request / 32;
   int units = n > p.topk ? int(pages_of(n, kIndexPage)) : 0;
   if (request < p.requests) lacks[request] = uint8_t(units * kIndexPage - n);
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, units, distance);
-    if (lane >= distance) units += other;
-  }
+  units = sum_up_to_lane(units);
   if (lane == 31 && warp < kMaxRows / 32) totals[warp] = units;
   __syncthreads();
   units += __reduce_add_sync(~0u, lane < min(warp, kMaxRows / 32) ? totals[lane] : 0);

@@ -20,6 +20,7 @@
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
 #include "backends/cuda/sparse_core_few_math.cuh"
+#include "backends/cuda/sparse_core_few_widen.cuh"
 #include "backends/cuda/sparse_core_no_key.cuh"
 
 namespace dsacore::cuda {
@@ -51,8 +52,8 @@ struct FewHeadsPlaces {
   __device__ __forceinline__ Barrier empty_at(int stage) const { return {empty + uint32_t(stage * 8)}; }
 };
 
-/// Goes round a ring of `stages`.
-struct RingPlace {
+/// Goes round a ring of `stages` tiles.
+struct TilePlace {
   int stages;
   int stage = 0;
   uint32_t parity = 0;
@@ -91,7 +92,7 @@ struct Producer {
 
   /// Fetches this warp's share of every tile into the ring.
   __device__ __forceinline__ void fill_ring() {
-    RingPlace to{args.stages};
+    TilePlace to{args.stages};
 #pragma unroll 1
     for (int first = 0; first < keys; first += Keys, to.next()) {
       if (first >= args.stages * Keys) places.empty_at(to.stage).wait(to.parity ^ 1);
@@ -107,7 +108,7 @@ struct Producer {
     for (int slot = 0; slot < kRawTiles && slot * Keys < keys; ++slot) {
       ask(slot * Keys, raw_at + uint32_t(slot) * kRawBytes, arrived(slot));
     }
-    RingPlace from{kRawTiles}, to{args.stages};
+    TilePlace from{kRawTiles}, to{args.stages};
 #pragma unroll 1
     for (int first = 0; first < keys; first += Keys, from.next(), to.next()) {
       arrived(from.stage).wait(from.parity);
@@ -164,7 +165,7 @@ struct Producer {
 template <KvFormat Format, int Keys, int Sixteens>
 __device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys, Sixteens>& math, int keys, int stages,
                                              const std::byte* ring, const FewHeadsPlaces& places) {
-  RingPlace at{stages};
+  TilePlace at{stages};
 #pragma unroll 1
   for (int first = 0; first < keys; first += Keys, at.next()) {
     const int tile_at = at.stage * kTileBytes<Format, Keys>;

@@ -2,20 +2,14 @@
 // e4m3 and e2m1 codes, and the products of the latter with their block scales, are exact in FP16.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "backends/cuda/half_warp.cuh"
 #include "backends/cuda/ptx/convert.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
+#include "backends/cuda/sparse_core_few_query.cuh"
 #include "backends/cuda/sparse_core_few_shared.cuh"
 
 namespace dsacore::cuda {
-
-inline constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
-
-/// 2^(field - 127) for a biased exponent of 1..254.
-__device__ __forceinline__ float power_of_two(int field) { return float_of(uint32_t(field) << 23); }
 
 /// All math warps meet; what they wrote to shared memory before is visible after.
 __device__ __forceinline__ void math_barrier() { barrier_meet(1, 32 * kMathWarps); }
@@ -35,104 +29,6 @@ __device__ __forceinline__ int unit_field(float largest_weight) {
 }
 __device__ __forceinline__ float into_unit(int field) { return power_of_two(2 * 127 + kUnitHeadroom - field); }
 __device__ __forceinline__ float out_of_unit(int field) { return power_of_two(field - kUnitHeadroom); }
-
-/// The query as operand A: of sixteen heads r and r + 8 (r = lane / 4), of one group of 128 latents and 16 elements of
-/// pe. The 16 elements of a k-step are permuted, so that a lane's four consecutive bytes of a key are its part of
-/// operand B.
-template <KvFormat Format>
-struct QueryFragments {
-  uint32_t latent[kGroupLatents / 16][4];
-  uint32_t pe[4];
-  float unit[2];  ///< of the heads' FP16 values, for a BF16 query; a power of two
-
-  /// From the first of these heads in shared memory, of which there are `heads`; others read the last one.
-  __device__ __forceinline__ void load(const std::byte* query, int heads, int group, int lane) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::byte* head = query + (min(lane / 4 + 8 * i, heads - 1) * FewHeadsFormat<Format>::kQueryPitch);
-      if constexpr (FewHeadsFormat<Format>::kPlainPe) {
-        load_bf16(reinterpret_cast<const BFloat16*>(head) + 4 * (lane % 4), group, i);
-      } else {
-        load_e4m3(reinterpret_cast<const uint8_t*>(head) + 4 * (lane % 4), group, i);
-      }
-    }
-  }
-
-  /// To FP16, and zeros for heads that there are not.
-  __device__ __forceinline__ void convert(int heads, int lane) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      unit[i] = 1;
-      if constexpr (FewHeadsFormat<Format>::kPlainPe) {
-        to_half(i);
-      } else {
-        widen(i);
-      }
-      if (lane / 4 + 8 * i < heads) continue;
-#pragma unroll
-      for (auto& step : latent) step[i] = step[i + 2] = 0;
-      pe[i] = pe[i + 2] = 0;
-    }
-  }
-
- private:
-  /// `query` begins with the lane's four elements of a k-step; those of pe stay in their order.
-  __device__ __forceinline__ void load_bf16(const BFloat16* query, int group, int i) {
-#pragma unroll
-    for (int step = 0; step < kGroupLatents / 16; ++step) {
-      const uint2 four = *reinterpret_cast<const uint2*>(query + group * kGroupLatents + 16 * step);
-      latent[step][i] = four.x;
-      latent[step][i + 2] = four.y;
-    }
-    const BFloat16* two = query - 2 * (threadIdx.x % 4) + kLatent + group * 16;
-    pe[i] = *reinterpret_cast<const uint32_t*>(two);
-    pe[i + 2] = *reinterpret_cast<const uint32_t*>(two + 8);
-  }
-  __device__ __forceinline__ void load_e4m3(const uint8_t* query, int group, int i) {
-#pragma unroll
-    for (int step = 0; step < kGroupLatents / 16; ++step) {
-      latent[step][i] = *reinterpret_cast<const uint32_t*>(query + group * kGroupLatents + 16 * step);
-    }
-    pe[i] = *reinterpret_cast<const uint32_t*>(query + kLatent + group * 16);
-  }
-
-  /// e4m3 to FP16.
-  __device__ __forceinline__ void widen(int i) {
-    const auto widen_four = [i](uint32_t(&step)[4]) {
-      step[i + 2] = high_e4m3_to_f16(step[i]);
-      step[i] = low_e4m3_to_f16(step[i]);
-    };
-#pragma unroll
-    for (auto& step : latent) widen_four(step);
-    widen_four(pe);
-  }
-
-  /// BF16 to FP16, the head's largest magnitude in this group moved to 2^12..2^13.
-  __device__ __forceinline__ void to_half(int i) {
-    __nv_bfloat162 most = __habs2(bf16_pair(latent[0][i]));
-#pragma unroll
-    for (auto& step : latent)
-      most = __hmax2(__hmax2(most, __habs2(bf16_pair(step[i]))), __habs2(bf16_pair(step[i + 2])));
-    most = __hmax2(most, __shfl_xor_sync(kWholeWarp, most, 1));
-    most = __hmax2(most, __shfl_xor_sync(kWholeWarp, most, 2));
-    const uint32_t bits = *reinterpret_cast<const uint32_t*>(&most);
-    const int exponent = int(max(bits & 0x7FFFu, bits >> 16 & 0x7FFFu) >> 7);
-    const int field = min(2 * 127 + 12 - exponent, 253);
-    const float factor = power_of_two(field);
-    unit[i] = power_of_two(2 * 127 - field);
-#pragma unroll
-    for (auto& step : latent) {
-#pragma unroll
-      for (int j = i; j < 4; j += 2) {
-        const float even = float_of(step[j] << 16), odd = float_of(step[j] & 0xFFFF0000u);
-        step[j] = to_f16(even * factor, odd * factor);
-      }
-    }
-  }
-  __device__ __forceinline__ static __nv_bfloat162 bf16_pair(uint32_t bits) {
-    return *reinterpret_cast<const __nv_bfloat162*>(&bits);
-  }
-};
 
 /// One math warp of eight. In the logits it has one group of latents and one half of the keys, in the softmax two
 /// heads of each sixteen, one each half of the warp, in the latents 64 columns. `Sixteens`: of heads, the rows of an
@@ -570,52 +466,5 @@ struct MathWarp {
     }
   }
 };
-
-/// Widens a producer warp's rows of a raw `nvfp4_ds_mla` tile: e2m1 codes become e4m3 codes of 2^-6 times the value,
-/// and e4m3 scales FP16 numbers of 2^6 times theirs; both exact.
-template <int Keys>
-__device__ __forceinline__ void widen_rows(const std::byte* raw, ExpandedTile<Keys>& out, int warp, int lane) {
-  using Format = FewHeadsFormat<KvFormat::kNvfp4DsMla>;
-  constexpr int kRows = Keys / kProducerWarps;
-  static_assert(kLatent == 16 * 32 && kRows % 8 == 0);
-#pragma unroll 4
-  for (int i = 0; i < kRows; ++i) {
-    const int key = warp * kRows + i;
-    const uint2 codes =
-        *reinterpret_cast<const uint2*>(raw + key * Format::kPitch + KvNvfp4DsMla::kValuesAt + lane * 8);
-    uint32_t wide[4];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const uint32_t x = j == 0 ? codes.x : codes.y;
-      const uint32_t even = (x << 2 & 0x1C1C1C1Cu) | (x << 4 & 0x80808080u);
-      const uint32_t odd = (x >> 2 & 0x1C1C1C1Cu) | (x & 0x80808080u);
-      wide[2 * j] = permute_bytes(even, odd, 0x5140);
-      wide[2 * j + 1] = permute_bytes(even, odd, 0x7362);
-    }
-    *reinterpret_cast<uint4*>(out.operands + key * Format::kOperandPitch + lane * 16) =
-        make_uint4(wide[0], wide[1], wide[2], wide[3]);
-  }
-#pragma unroll 1
-  for (int i = 0; i < kRows; i += 8) {
-    const int key = warp * kRows + i + lane / 4, part = lane % 4;
-    *reinterpret_cast<uint4*>(out.operands + key * Format::kOperandPitch + Format::kPeAt + part * 16) =
-        *reinterpret_cast<const uint4*>(raw + key * Format::kPitch + KvNvfp4DsMla::kPeAt + part * 16);
-    // Eight neighbouring scales are those of blocks part, part + 4, and so on (KvNvfp4DsMla::scale_at).
-    const uint2 scales = *reinterpret_cast<const uint2*>(raw + key * Format::kPitch + KvNvfp4DsMla::scale_at(part));
-    constexpr uint32_t kWidening = 0x54005400;  // 2^6, twice
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const uint32_t four = k < 2 ? scales.x : scales.y;
-      const uint32_t pair = multiply_f16(k % 2 == 0 ? low_e4m3_to_f16(four) : high_e4m3_to_f16(four), kWidening);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int block = part + 4 * (2 * k + j);
-        const auto scale = uint16_t(pair >> 16 * j);
-        out.by_key[key][block] = scale;
-        out.by_block[block][key] = scale;
-      }
-    }
-  }
-}
 
 }  // namespace dsacore::cuda

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/launch.h"
 #include "backends/cuda/sparse_core_few.h"
 #include "format/layouts.h"
 
@@ -12,10 +13,8 @@ namespace dsacore::cuda {
 inline constexpr int kMathWarps = 8;
 inline constexpr int kProducerWarps = 4;  // one warpgroup, for registers are moved between warpgroups
 inline constexpr int kFewHeadsThreads = 32 * (kMathWarps + kProducerWarps);
-inline constexpr int kStages = 2;                 ///< tiles in the ring, at most
-inline constexpr int kRawTiles = 2;               ///< of rows that are still to be widened
-inline constexpr int kHalfOfShared = 113 * 1024;  ///< of an SM's shared memory: leaves room for the next stage
-inline constexpr int kWholeOfShared = 227 * 1024;
+inline constexpr int kStages = 2;    ///< tiles in the ring, at most
+inline constexpr int kRawTiles = 2;  ///< of rows that are still to be widened
 
 /// Rows lie in the ring at `kPitch`, operands are read at `kOperandPitch`: an odd multiple of 16 bytes modulo 128, so
 /// that ldmatrix meets no bank twice. Heads of the query lie at `kQueryPitch`, for the same reason.

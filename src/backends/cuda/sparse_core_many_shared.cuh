@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/convert.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
 #include "backends/cuda/sparse_core_many.h"
@@ -17,7 +18,6 @@ inline constexpr int kMathThreads = 32 * kMathWarps;
 inline constexpr int kThreads = kMathThreads + 128;
 inline constexpr int kProducers = 2, kHelpers = 2;                // 4 and none where there is nothing to prepare
 inline constexpr int kMathRegisters = 232, kOtherRegisters = 40;  // of 168 each
-inline constexpr int kSharedLimit = 227 * 1024;
 
 /// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of
 /// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
@@ -35,7 +35,7 @@ struct Shared {
   static constexpr int kTableBytes = RowOperands<Layout>::kTableBytes > 0 ? RowOperands<Layout>::kTableBytes : 16;
   static constexpr int kBlockBytes = Columns * 128;  // 64 elements of every head
   static constexpr int kFixedBytes = (kQueryRow / 64 + kMathGroups) * kBlockBytes + Columns * 128 + 1024;
-  static constexpr int kSlots = std::min(10, (kSharedLimit - kFixedBytes) / (kSlotBytes + kTableBytes + 24));
+  static constexpr int kSlots = std::min(10, (kWholeOfShared - kFixedBytes) / (kSlotBytes + kTableBytes + 24));
   static_assert(kSlots >= 4, "two tiles are read at a time");
 
   alignas(1024) std::byte query[kQueryRow / 64][kBlockBytes];
