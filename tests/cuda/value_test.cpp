@@ -375,14 +375,31 @@ double floor_us(int heads, int rows) {
   return (weights + rows * row) / kBytesPerUs;
 }
 
+/// `count` numbers from 1 to 2: zeros would cost less power, and time.
+std::vector<float> numbers_to_time(int64_t count) {
+  std::mt19937 random(1);
+  std::vector<float> numbers(static_cast<size_t>(count));
+  for (float& x : numbers) x = 1 + float(random() % (1 << 23)) * 0x1p-23f;
+  return numbers;
+}
+
+/// Fills kv_b_proj of several layers, each of `layer` elements; all have the same numbers.
+void fill_layers(const DeviceBuffer& kv_b, int64_t layer) {
+  std::vector<BFloat16> weights;
+  for (const float x : numbers_to_time(layer)) weights.push_back(to_bf16(x));
+  for (int64_t at = 0; at < kv_b.bytes(); at += layer * 2) {
+    cuda::check(cudaMemcpy(kv_b.data() + at, weights.data(), size_t(layer * 2), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+}
+
 /// Weights of as many layers as it takes to keep them out of L2; latent, gate and out stay, as they do in a step.
 TEST(Value, Times) {
   std::printf("%-6s %4s %4s | %9s %6s | %s\n", "kernel", "H", "B", "us", "floor", "us behind a kernel of 5 us");
   for (const int heads : {12, 96}) {
     const int64_t layer = int64_t(heads) * kKvB * kLatent;  // kv_b_proj
     const int layers = int(std::max<int64_t>(4, 200'000'000 / (layer * 2)));
-    DeviceBuffer kv_b(layer * layers * 2);
-    cuda::check(cudaMemset(kv_b.data(), 0, size_t(kv_b.bytes())), "cudaMemset");
+    const DeviceBuffer kv_b(layer * layers * 2);
+    fill_layers(kv_b, layer);
     for (const int rows : {1, 8, 64, 256}) {
       ValueCase c(heads, rows, 1);
       c.w_uv.clear();
@@ -427,8 +444,8 @@ TEST(Value, MergeTimes) {
   for (const int heads : {6, 12, 16}) {
     constexpr int kLayers = 30, kTopk = 2048;
     const int64_t layer = int64_t(heads) * kKvB * kLatent;
-    DeviceBuffer kv_b(layer * kLayers * 2);
-    cuda::check(cudaMemset(kv_b.data(), 0, size_t(kv_b.bytes())), "cudaMemset");
+    const DeviceBuffer kv_b(layer * kLayers * 2);
+    fill_layers(kv_b, layer);
     LayerModel model;
     model.sizes.heads = heads;
     for (const int rows : {1, 2, 8, 16, 32, 48, 64, 128}) {
@@ -438,9 +455,9 @@ TEST(Value, MergeTimes) {
       ShapeKey shape = c.shape();
       shape.topk = kTopk;
       shape.ranks = 1;
-      DeviceBuffer parts(kernel_named(cuda::sparse_core_kernels(), "few_heads").scratch_bytes(shape, 1)),
-          lse(rows * heads * 4), out(rows * c.width() * 2);
-      cuda::check(cudaMemset(parts.data(), 0, size_t(parts.bytes())), "cudaMemset");
+      const int64_t part_bytes = kernel_named(cuda::sparse_core_kernels(), "few_heads").scratch_bytes(shape, 1);
+      const OnDevice<float> parts(numbers_to_time(part_bytes / int64_t(sizeof(float))));
+      DeviceBuffer lse(rows * heads * 4), out(rows * c.width() * 2);
       const SparseCoreArgs core{
           .model = &model,
           .query = {nullptr, heads, 2},
@@ -460,7 +477,7 @@ TEST(Value, MergeTimes) {
                        View<const int32_t, 1>(lengths.data(), rows),
                        1};
         args.core = &core;
-        args.parts = parts.data();
+        args.parts = reinterpret_cast<std::byte*>(parts.data());
         kernel.run(args, {{}, nullptr, nullptr, queue});
       };
       const double us = graph_us(kLayers, enqueue);
