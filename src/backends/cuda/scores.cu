@@ -10,7 +10,7 @@ namespace dsacore::cuda {
 namespace {
 
 constexpr int kEnoughStages = 6;
-constexpr int kPagesOfShort = 8;  ///< of a CTA
+constexpr int kPagesOfShort = 4;  ///< of a CTA
 
 struct Choice {
   ScoresInstance instance;

@@ -1,10 +1,10 @@
 // Step 9: scores of all keys that a row has to choose among, as ordered keys, and a histogram of them.
 //
 // The work is pages of 64 keys, each read once for all q rows of its request. All pages of all requests are dealt
-// evenly, in order, over one CTA an SM. A producer warp keeps a ring of whole pages in flight by bulk copies; four
-// warpgroups take them in turn: keys from registers (A, 64 rows), heads from shared memory (B), then relu, weights and
-// the sum over heads in registers. A score depends on its key, query and weights alone: which CTA or warpgroup computes
-// it, and in what page, changes no operation.
+// evenly, in order, over one CTA an SM. A producer warp keeps a ring of whole pages in flight by bulk copies, from
+// before the wait on where they hold no key of this step; two to four warpgroups take them in turn: keys from registers
+// (A, 64 rows), heads from shared memory (B), then relu, weights and the sum over heads in registers. A score depends
+// on its key, query and weights alone: which CTA or warpgroup computes it, and in what page, changes no operation.
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
 // rows the products take 64 q clk, and a warp issues about 200 instructions a page and row (mxfp4: 350), mostly relu,
@@ -116,43 +116,16 @@ __device__ inline int request_of(const int* first_unit, int requests, int unit) 
 struct Found {
   int request = -1;  ///< none: no unit
   int within = 0, pages_each = 1;
+  bool is_new = false;  ///< it has a token of this step
   const int32_t* at = nullptr;
   int32_t entry = -1;
 
-  /// Asks for the entry. Past L1: the prefetch may have read it before it was written.
+  /// Asks for the entry.
   __device__ void read() {
-    if (request >= 0) entry = __ldcg(at);
+    if (request >= 0) entry = *at;
   }
   __device__ int32_t page() const { return index_page(PageId(entry), pages_each, within).value(); }
 };
-
-/// The lane's unit, of up to 32 from `begin` on.
-__device__ __forceinline__ Found find_units(const ScoresParameters& p, const int* first_unit, int begin, int end) {
-  const int unit = begin + int(threadIdx.x) % 32;
-  Found found;
-  if (unit >= end) return found;
-  found.request = request_of(first_unit, p.requests, unit);
-  const int page = unit - first_unit[found.request];
-  if (!p.index_block_table.empty()) {
-    found.at = p.index_block_table.row(found.request) + page;
-  } else {
-    found.pages_each = p.page / kIndexPage;
-    found.within = page % found.pages_each;
-    found.at = p.block_table.row(found.request) + page / found.pages_each;
-  }
-  return found;
-}
-
-/// Asks for the first pages of this CTA in L2, by what lengths and tables hold before the wait. They may be old: only
-/// time is lost.
-template <class Keys>
-__device__ inline void prefetch_pages(const ScoresParameters& p, Found found) {
-  found.read();
-  const int64_t page = found.page();
-  if (int(threadIdx.x) % 32 < p.stages && found.request >= 0 && page >= 0 && page < p.cache_pages) {
-    prefetch_l2(p.cache + page * Keys::Layout::kPageBytes, Keys::Layout::kPageBytes);
-  }
-}
 
 /// What the warps of a CTA share.
 template <class Keys>
@@ -183,23 +156,53 @@ struct ScoresTools {
   __device__ Barrier empty(int stage) const { return {barriers + stage * 16 + 8}; }
 };
 
-/// The producer warp: copies the CTA's pages into the ring. Lanes look up 32 pages at a time, the next ones while those
-/// before are copied; the first are in `found`.
+/// The lane's unit, of up to 32 from `begin` on.
 template <class Keys>
-__device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& share, Found found) {
+__device__ __forceinline__ Found find_units(const ScoresTools<Keys>& tools, int begin, int end) {
+  const ScoresParameters& p = tools.p;
+  const int* first_unit = tools.first_unit;
+  const int unit = begin + int(threadIdx.x) % 32;
+  Found found;
+  if (unit >= end) return found;
+  found.request = request_of(first_unit, p.requests, unit);
+  const int page = unit - first_unit[found.request];
+  const int to_end = (first_unit[found.request + 1] - unit) * kIndexPage - tools.lacks[found.request];
+  found.is_new = to_end < kIndexPage + p.q;
+  if (!p.index_block_table.empty()) {
+    found.at = p.index_block_table.row(found.request) + page;
+  } else {
+    found.pages_each = p.page / kIndexPage;
+    found.within = page % found.pages_each;
+    found.at = p.block_table.row(found.request) + page / found.pages_each;
+  }
+  return found;
+}
+
+/// The producer warp: copies the CTA's pages into the ring. Lanes look up 32 pages at a time, the next ones while those
+/// before are copied. Pages with a token of this step wait for the kernel that inserts its key.
+template <class Keys>
+__device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& share) {
   const ScoresParameters& p = tools.p;
   constexpr int kBytes = Keys::Layout::kPageBytes;
   const uint32_t ring = fixed_shared_address(tools.pages);
   RingPlace place{0};
+  Found found = find_units(tools, share.begin, share.end);
+  found.read();
+  bool has_waited = false;
 #pragma unroll 1
   for (int begin = share.begin; begin < share.end; begin += 32) {
     const int32_t page = found.page();
-    found = find_units(p, tools.first_unit, begin + 32, share.end);
+    const uint32_t are_new = __ballot_sync(~0u, found.is_new);
+    found = find_units(tools, begin + 32, share.end);
     found.read();
     const int count = min(32, share.end - begin);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const std::byte* from = p.cache + int64_t(__shfl_sync(~0u, page, i)) * kBytes;
+      if (!has_waited && (are_new >> i & 1) != 0) {
+        wait_for_earlier_kernels();
+        has_waited = true;
+      }
       if (elect_one()) {
         tools.empty(place.stage).wait(place.parity ^ 1);
         tools.full(place.stage).expect(kBytes);
@@ -393,33 +396,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
     publish_barriers();
   }
   clear_histograms<Keys, Tile>(tools);
-  const int early_length = length_of_thread(p);
-  count_units(p, early_length, tools.lacks, tools.first_unit, tools.totals);
-  Share share(tools.first_unit, p.requests);
-  Found found;
-  if (produces) {
-    found = find_units(p, tools.first_unit, share.begin, share.end);
-    prefetch_pages<Keys>(p, found);
-  }
+  // The index projection, ahead of this kernel, lets it start after its own wait: all before it has ended, and lengths,
+  // tables and the keys of earlier steps are there.
+  count_units(p, length_of_thread(p), tools.lacks, tools.first_unit, tools.totals);
+  const Share share(tools.first_unit, p.requests);
+  if (produces && share.begin < share.end) copy_pages(tools, share);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  // What was counted before the wait is most often still true: lengths and first pages come together.
-  const int length = length_of_thread(p);
-  found.read();
-  if (__syncthreads_or(length != early_length) != 0) {
-    count_units(p, length, tools.lacks, tools.first_unit, tools.totals);
-    share = Share(tools.first_unit, p.requests);
-    if (produces) {
-      found = find_units(p, tools.first_unit, share.begin, share.end);
-      found.read();
-    }
-  }
-  if (share.begin >= share.end) return;
-  if (produces) {
-    copy_pages(tools, share, found);
-  } else {
-    score_pages<Keys, Tile>(tools, share);
-  }
+  if (!produces && share.begin < share.end) score_pages<Keys, Tile>(tools, share);
 }
 
 template <class Keys, int N, int Passes, int Rows, int Groups>

@@ -44,7 +44,6 @@ __device__ __forceinline__ void select_tokens(const Part& part, Bins& bins, int 
       mark(part, range, is_first != 0 && !range.is_final(), part.counts(round, part.rank), parities);
       if (is_first != 0) {
         exchange(part);
-        clear_histogram(part);  // all CTAs have read it
         overflow = __any_sync(~0u, lane < p.cluster && part.counts(0, lane).inside > part.limit);
       } else {
         exchange_again(part);
@@ -73,6 +72,7 @@ __device__ __forceinline__ void select_tokens(const Part& part, Bins& bins, int 
     quota = min(max(range.need - before, 0), inside);
   }
   write_marked(part, quota, inside, first);
+  clear_histogram(part);  // all CTAs have read it
   if (p.cluster > 1) cluster_wait();
 }
 
@@ -91,21 +91,22 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
     publish_barriers();
     part.exchanged().expect(uint32_t(p.cluster - 1) * kSentAtOnce * 8);
   }
-  meet_cluster(p);          // every CTA of the cluster runs: its shared memory may be written to
-  let_next_kernel_start();  // this one started when all before the scores had ended: what runs beside both may start
+  // This one started when all before the scores had ended: what runs beside both may start, and lengths and tables are
+  // those of the step.
+  let_next_kernel_start();
+  copy_entries(part);
+  const int n = uniform(keys_of_row(p, part.row));
+  part.count = max(0, min(part.held, n - part.begin));
+  rows_of_entries(part);
+  meet_cluster(p);  // every CTA of the cluster runs: its shared memory may be written to
   wait_for_earlier_kernels();
 
-  Bins bins;
-  bins.load_past_l1(part.histogram());
-  if (threadIdx.x == 0) part.copy_chunk(0), part.copy_chunk(1);
-  copy_entries(part);
-  const int n = keys_of_row(p, part.row);
-  part.count = max(0, min(part.held, n - part.begin));
   if (n > p.topk) {
+    Bins bins;
+    bins.load_past_l1(part.histogram());
+    if (threadIdx.x == 0) part.copy_chunk(0), part.copy_chunk(1);
     select_tokens(part, bins, n);
   } else {
-    rows_of_entries(part);
-    __syncthreads();
     int32_t *tokens = p.topk_tokens.row(part.row), *rows = p.topk_rows.row(part.row);
 #pragma unroll 1
     for (int i = int(threadIdx.x); i < part.count; i += kThreads) {
@@ -116,9 +117,6 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
     for (int at = n + part.rank * kThreads + int(threadIdx.x); at < p.topk; at += p.cluster * kThreads) {
       tokens[at] = rows[at] = -1;
     }
-    // What was asked for must have come before the CTA ends.
-    if (part.held > 0) part.copied(0).wait(0);
-    if (part.held > kChunk) part.copied(1).wait(0);
   }
   if (part.rank == 0 && threadIdx.x == 0) p.valid(part.row) = min(n, p.topk);
 }

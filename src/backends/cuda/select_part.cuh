@@ -84,7 +84,7 @@ struct Board {
   int collected;                           ///< keys that this CTA met while it collected
   int few;                                 ///< in `few_orders`
   int before;                              ///< chosen keys of the CTAs before
-  alignas(16) Order few_orders[2 * kFew];  ///< from `few` on zero
+  alignas(16) Order few_orders[2 * kFew];  ///< from the lowest of their range on; from `few` on zero
   Counts again[kMaxCluster];               ///< of every CTA, where keys have been marked a second time
 };
 
@@ -138,7 +138,7 @@ struct Part {
 
   /// By one thread: asks for a chunk of keys, if there is one.
   __device__ __forceinline__ void copy_chunk(int number) const {
-    const int tokens = min(kChunk, (held + 63) / 64 * 64 - number * kChunk);  // there is room for whole pages
+    const int tokens = min(kChunk, (count + 63) / 64 * 64 - number * kChunk);  // there is room for whole pages
     if (tokens <= 0) return;
     copied(number % 2).expect(uint32_t(tokens) * 4);
     bulk_copy(shared_address(chunk(number)), keys + number * kChunk, uint32_t(tokens) * 4, copied(number % 2));

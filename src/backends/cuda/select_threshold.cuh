@@ -34,7 +34,9 @@ __device__ __forceinline__ Range narrow(const Range& range, const Bins& bins, in
     board.found = found;
   }
   __syncthreads();
-  return board.found;
+  const Range found = board.found;
+  return {uint32_t(uniform(int(found.low))), uint32_t(uniform(int(found.high))), uniform(found.need),
+          uniform(found.count)};
 }
 
 /// Bits by which keys of a range are moved right to make at most kScoreBins bins.
@@ -42,25 +44,15 @@ __device__ __forceinline__ int shift_of(const Range& range) {
   return max(0, 32 - __clz(int(range.high - range.low - 1)) - 11);
 }
 
-/// Moves `bits` left by one and appends whether `a` + `b` carries: for b = -c, c > 0, whether a >= c.
-__device__ __forceinline__ void append_if_sum_carries(uint32_t& bits, uint32_t a, uint32_t b) {
-  [[maybe_unused]] uint32_t sum;
-  asm("add.cc.u32 %0, %2, %3;\n\taddc.u32 %1, %1, %1;" : "=r"(sum), "+r"(bits) : "r"(a), "r"(b));
-}
-
-/// Collects the marked keys of a warp's words, in any order; `keys` are those of the thread's word, `first` its token.
+/// Collects the marked keys of a thread's word, in any order; `keys` are those of the word, `first` its token.
 __device__ __forceinline__ void collect(const Part& part, uint32_t inside, const uint32_t* keys, int first) {
-  const int lane = int(threadIdx.x) % 32, count = __reduce_add_sync(~0u, __popc(inside));
-  if (count == 0) return;
-  int at = 0;
-  if (lane == 0) at = atomicAdd(&part.board.collected, count);
-  at = __shfl_sync(~0u, at, 0);
+  if (inside == 0) return;
   Order* own = part.collection(part.rank).orders;
+  int place = atomicAdd(&part.board.collected, __popc(inside));
 #pragma unroll 1
-  for (uint32_t lanes; (lanes = __ballot_sync(~0u, inside != 0)) != 0; inside &= inside - 1) {  // one key of each
-    const int place = at + __popc(lanes & ((1u << lane) - 1)), bit = __ffs(int(inside)) - 1;
-    if (inside != 0 && place < part.limit) own[place] = order_of(keys[bit], first + bit);
-    at += __popc(lanes);
+  for (; inside != 0; inside &= inside - 1, ++place) {
+    const int bit = __ffs(int(inside)) - 1;
+    if (place < part.limit) own[place] = order_of(keys[bit], first + bit);
   }
 }
 
@@ -70,33 +62,31 @@ __device__ __forceinline__ void mark(const Part& part, const Range& range, bool 
                                      uint32_t& parities) {
   const int thread = int(threadIdx.x);
   Counts counts{0, 0};
-  const int tokens = max(part.count, min(part.held, 2 * kChunk));
 #pragma unroll 1
-  for (int number = 0; number * kChunk < tokens; ++number) {
+  for (int number = 0; number * kChunk < part.count; ++number) {
     const uint32_t* keys = part.chunk(number) + 32 * thread;
-    const int first = number * kChunk + 32 * thread;
+    const int first = number * kChunk + 32 * thread, left = part.count - first;
     part.copied(number % 2).wait(parities >> number % 2 & 1);
     parities ^= 1u << number % 2;
-    uint32_t above = 0, inside = 0;
-    if (first < part.count) {
-#pragma unroll 2
-      for (int i = 7; i >= 0; --i) {  // lanes that read together start at different banks
+    Marks mine{0, 0};
+    if (left > 0) {
+      for (int i = 0; i < 8; ++i) {  // lanes that read together start at different banks
         const uint4 four = reinterpret_cast<const uint4*>(keys)[(i + thread) % 8];
-        for (const uint32_t key : {four.w, four.z, four.y, four.x}) {
-          append_if_sum_carries(above, key, 0 - range.high);
-          append_if_sum_carries(inside, key, 0 - range.low);
+        const uint32_t values[4] = {four.x, four.y, four.z, four.w};
+        for (int j = 0; j < 4; ++j) {
+          if (values[j] >= range.high) mine.above |= 1u << (4 * i + j);
+          if (values[j] >= range.low) mine.inside |= 1u << (4 * i + j);
         }
       }
-      if (range.low == 0) inside = ~0u;
-      const uint32_t seen = part.count - first >= 32 ? ~0u : (1u << (part.count - first)) - 1;
-      above = __funnelshift_l(above, above, 4 * thread) & seen;
-      inside = __funnelshift_l(inside, inside, 4 * thread) & seen & ~above;
-      part.marks[first / 32] = {above, inside};
-      counts.above += __popc(above);
-      counts.inside += __popc(inside);
+      const uint32_t seen = left >= 32 ? ~0u : (1u << left) - 1;
+      mine.above = __funnelshift_l(mine.above, mine.above, 4 * thread) & seen;
+      mine.inside = __funnelshift_l(mine.inside, mine.inside, 4 * thread) & seen & ~mine.above;
+      part.marks[first / 32] = mine;
+      counts.above += __popc(mine.above);
+      counts.inside += __popc(mine.inside);
     }
-    if (collects) collect(part, inside, keys, part.begin + first);
-    if ((number + 2) * kChunk < tokens) {
+    if (collects) collect(part, mine.inside, keys, part.begin + first);
+    if ((number + 2) * kChunk < part.count) {
       __syncthreads();
       if (thread == 0) part.copy_chunk(number + 2);
     }
@@ -174,7 +164,7 @@ __device__ __forceinline__ void clear_bins(const Part& part) {
 }
 
 /// Counts the keys of a range by bins of 2^shift, which are clear: those that all CTAs collected or, at `overflow`, all
-/// keys of the row. For these the CTAs' bins are added up in the row's histogram, which is clear before and after.
+/// keys of the row. For these the CTAs' bins are added up in the row's histogram.
 __device__ __forceinline__ void count_keys(const Part& part, const Range& range, int shift, bool overflow,
                                            Bins& counted) {
   const auto count_key = [&](uint32_t key) {
@@ -190,7 +180,9 @@ __device__ __forceinline__ void count_keys(const Part& part, const Range& range,
   }
 #pragma unroll 4
   for (int i = int(threadIdx.x); i < part.count; i += kThreads) count_key(__ldcg(part.keys + i));
-  meet_cluster(part.p);  // the histogram is clear
+  clear_histogram(part);  // all CTAs have read what it held
+  __threadfence();
+  meet_cluster(part.p);
 #pragma unroll 1
   for (int i = int(threadIdx.x); i < kScoreBins; i += kThreads) {
     if (part.bins[i] != 0) atomicAdd(part.histogram() + i, part.bins[i]);
@@ -199,8 +191,6 @@ __device__ __forceinline__ void count_keys(const Part& part, const Range& range,
   meet_cluster(part.p);
   counted.load_past_l1(part.histogram());
   meet_cluster(part.p);
-  clear_histogram(part);
-  __threadfence();
 }
 
 /// Marks the collected keys that are selected: those above the range, and in it, where they are at most kFew or all,
@@ -213,18 +203,23 @@ __device__ __forceinline__ void choose(const Part& part, const Range& range) {
     if (at >= 0 && at < part.count) atomicOr(&part.marks[at / 32].above, 1u << at % 32);
   };
   const uint32_t high = range.need == range.count ? range.low : range.high;
+  const int lane = int(threadIdx.x) % 32;
   const CollectedKeys mine(part);
 #pragma unroll 1
-  for (int i = mine.first; i < mine.count; i += mine.step) {
-    const Order order = mine.orders[i];
-    if (key_of(order) >= high) {
-      select(token_of(order));
-    } else if (key_of(order) >= range.low) {
-      part.board.few_orders[atomicAdd(&part.board.few, 1)] = order;
-    }
+  for (int i = mine.first; __any_sync(~0u, i < mine.count); i += mine.step) {
+    const Order order = i < mine.count ? mine.orders[i] : 0;
+    const bool is_selected = i < mine.count && key_of(order) >= high;
+    const bool is_inside = i < mine.count && key_of(order) < high && key_of(order) >= range.low;
+    if (is_selected) select(token_of(order));
+    const uint32_t inside = __ballot_sync(~0u, is_inside);
+    if (inside == 0) continue;
+    int at = 0;
+    if (lane == 0) at = atomicAdd(&part.board.few, __popc(inside));
+    at = __shfl_sync(~0u, at, 0) + __popc(inside & ((1u << lane) - 1));
+    if (is_inside) part.board.few_orders[at] = order - (Order(range.low) << 32);
   }
   __syncthreads();
-  const int few = part.board.few, bits = few <= kFew / 4 ? 3 : few <= kFew / 2 ? 2 : 1, each = 1 << bits;
+  const int few = uniform(part.board.few), bits = few <= kFew / 4 ? 3 : few <= kFew / 2 ? 2 : 1, each = 1 << bits;
   const int which = int(threadIdx.x) >> bits, part_of_key = int(threadIdx.x) & (each - 1);
   if (int(threadIdx.x) / 32 * 32 < few * each) {
     const Order order = part.board.few_orders[min(which, few - 1)];
@@ -232,8 +227,10 @@ __device__ __forceinline__ void choose(const Part& part, const Range& range) {
 #pragma unroll 1
     for (int i = part_of_key; 2 * i < few; i += 8 * each) {
       const ulonglong2* pairs = reinterpret_cast<const ulonglong2*>(part.board.few_orders) + i;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) larger += (pairs[j * each].x > order) + (pairs[j * each].y > order);
+      ulonglong2 others[8];
+      for (int j = 0; j < 8; ++j) others[j] = pairs[j * each];
+      // From the lowest of their range on orders are below 2^63: the sign of a difference tells which one is larger.
+      for (int j = 0; j < 8; ++j) larger += int((order - others[j].x) >> 63) + int((order - others[j].y) >> 63);
     }
     for (int distance = 1; distance < 8; distance *= 2) {
       const int other = __shfl_xor_sync(~0u, larger, distance);
@@ -242,7 +239,7 @@ __device__ __forceinline__ void choose(const Part& part, const Range& range) {
     if (part_of_key == 0 && which < few && larger < range.need) select(token_of(order));
   }
   before = __reduce_add_sync(~0u, before);
-  if (threadIdx.x % 32 == 0 && before != 0) atomicAdd(&part.board.before, before);
+  if (lane == 0 && before != 0) atomicAdd(&part.board.before, before);
   __syncthreads();
 }
 

@@ -5,7 +5,8 @@
 
 namespace dsacore::cuda::select {
 
-/// Asks for the block table's entries of the CTA's tokens, one for each 64, where their physical rows will be.
+/// Asks for the block table's entries of the CTA's tokens, one for each 64, where their physical rows will be. Before
+/// the wait.
 __device__ __forceinline__ void copy_entries(const Part& part) {
   const int32_t* table = part.p.block_table.row(part.row / part.p.q);
 #pragma unroll 1
@@ -70,7 +71,6 @@ __device__ __forceinline__ void write_marked(const Part& part, int quota, int in
       bits &= ~(1u << low | 1u << high);
     }
   }
-  rows_of_entries(part);
   __syncthreads();
   const int lane = int(threadIdx.x) % 32;
   const int all = __reduce_add_sync(~0u, lane < kWarps ? part.board.totals[2][lane] : 0);
