@@ -177,7 +177,7 @@ TEST(Query, SameBitsWithAnyLiveRows) {
 }
 
 TEST(Query, BrokenRowHarmsItself) {
-  for (const Shape& shape : {Shape{6, 256, 9, 1, kDs}, Shape{5, 256, 40, 1, kF8}, Shape{48, 256, 9, 1, kNv}}) {
+  for (const Shape& shape : {Shape{6, 256, 9, 1, kDs}, Shape{5, 256, 70, 1, kF8}, Shape{48, 256, 9, 1, kNv}}) {
     for (const uint16_t bits : {0x7FC0, 0xFF80, 0x7F7F}) {  // NaN, -infinity, the largest number
       CaseOptions options = options_of(shape);
       options.slots = SlotsKind::kOwned;

@@ -23,4 +23,9 @@ void allow_shared(const void* kernel, size_t shared_bytes, bool wide_clusters) {
   }
 }
 
+void prefer_shared(const void* kernel) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
+}
+
 }  // namespace dsacore::cuda

@@ -54,4 +54,12 @@ void allow_shared(void (*kernel)(Parameters...), size_t shared_bytes, bool wide_
   allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes, wide_clusters);
 }
 
+/// Has an SM that runs the kernel give shared memory all it can: else it gives what the kernel's own CTAs can use, and
+/// those of another kernel find no room beside them. For a stage's `prepare`.
+void prefer_shared(const void* kernel);
+template <class... Parameters>
+void prefer_shared(void (*kernel)(Parameters...)) {
+  prefer_shared(reinterpret_cast<const void*>(kernel));
+}
+
 }  // namespace dsacore::cuda

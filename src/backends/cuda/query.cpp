@@ -32,6 +32,7 @@ Parameters parameters_of(const QueryArgs& args, const Workspace& workspace) {
           .aligned_rows = aligned,
           .fp8_query = has_fp8_query(m.config.kv_format),
           .beside = workspace.beside,
+          .tiles_at_once = 1,
           .eps = float(m.config.eps),
           .q_scale_inv = m.config.q_scale_inv,
           .k_scale_inv = m.config.k_scale_inv};

@@ -22,7 +22,8 @@ struct Parameters {
   int heads;
   bool aligned_rows;  ///< every projected row begins at a multiple of 16 bytes
   bool fp8_query;
-  bool beside;  ///< fused and stream: need not wait for the kernel ahead of them before their end
+  bool beside;        ///< fused and stream: need not wait for the kernel ahead of them before their end
+  int tiles_at_once;  ///< stream: of tokens, by clusters of their own; enqueue_stream sets it
   float eps;
   float q_scale_inv;
   float k_scale_inv;
@@ -40,6 +41,6 @@ void enqueue_fused(const Parameters& p, const Workspace& workspace);
 
 // query_stream.cu: steps 2 to 4 from q_c, a CTA a head; and the MLA cache rows where asked for.
 void prepare_stream(int heads);
-void enqueue_stream(const Parameters& p, const Workspace& workspace, bool insert);
+void enqueue_stream(Parameters p, const Workspace& workspace, bool insert);
 
 }  // namespace dsacore::cuda::query

@@ -8,9 +8,11 @@
 // 64-wide parts of the latent; weights are wgmma's A, tokens N. One more warp fills the ring by tensor maps, weights
 // before the wait for earlier kernels.
 //
-// Bound by bytes where heads are many: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us at 4.5 TB/s, against 5.7
-// us of wgmma at 64 rows; above 128 rows the weights are read again. Where they are few, by the copy engine: about 32
-// bytes a clock of an SM for boxes with rows of 128 bytes, at 12 heads and 64 rows 393 KB of weights and q_c a CTA.
+// Bound by bytes where heads are many: at 96 heads and q_lora 1536 69 MB of weights, 15.4 us at 4.5 TB/s (boxes by
+// copies alone: 17), against 5.7 us of wgmma at 64 rows; above 128 rows the weights are read again. Where they are few,
+// by what an SM takes from L2, about 50 bytes a clock: at 12 heads and 64 rows 437 KB of weights and q_c a CTA. More
+// rows are divided among clusters there.
+#include <algorithm>
 #include <array>
 
 #include "backends/cuda/launch.h"
@@ -35,6 +37,7 @@ constexpr int kLineBytes = 128;                     // of 64 values, swizzled
 constexpr int kPartBytes = kNope * kLineBytes;      // 64 columns of W_UK
 constexpr int kNopeReady = 1, kNopeFree = 2;        // named barriers
 constexpr int kMoreThanHalf = kHalfOfShared + 128;  // two such CTAs find no room
+constexpr int kMultiprocessors = 132;
 
 struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;
@@ -54,7 +57,9 @@ struct StreamShape {
       (kWeightBytes + kTokenBytes > kPartBytes ? kWeightBytes + kTokenBytes : kPartBytes);
   static constexpr int kNopeBytes = kNope / kChunk * kTokenBytes;
   static constexpr int kRoom = 224 / kCtasAnSm * 1024 - kNopeBytes;
-  static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
+  /// Whole heads beside the indexer ask for no more at once than keeps DRAM busy: it delays every load of theirs.
+  static constexpr int kMostStages = Ctas == 1 && kCtasAnSm > 1 ? 3 : 12;
+  static constexpr int kStages = kRoom / kStageBytes < kMostStages ? kRoom / kStageBytes : kMostStages;
   static_assert(kStages >= 3);
   static constexpr int kNopeAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kNopeAt + kNopeBytes;
@@ -74,7 +79,8 @@ class StreamKernel {
       : p_(p),
         shared_(shared),
         base_(shared_address(shared)),
-        head_(int(blockIdx.x) / Ctas),
+        head_(int(blockIdx.x) / Ctas % p.heads),
+        first_(int(blockIdx.x) / Ctas / p.heads * N),
         chunks_(p.q_lora / kChunk),
         warp_(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) / 32, 0)),  // so that the compiler knows it to be uniform
         lane_(int(threadIdx.x) % 32),
@@ -113,9 +119,9 @@ class StreamKernel {
     let_next_kernel_start();
     if (!elected) return;
     Place at;
-    for (int first = 0; first < p_.rows; first += N) {
+    for (int first = first_; first < p_.rows; first = next_tile(first)) {
       for (int chunk = 0; chunk < chunks_; ++chunk, at.advance()) {
-        if (first > 0 || chunk >= early) {
+        if (first > first_ || chunk >= early) {
           claim(at, S::kWeightBytes + S::kTokenBytes);
           copy_weights(maps, chunk, at);
         }
@@ -132,10 +138,10 @@ class StreamKernel {
   __device__ __forceinline__ void multiply() const {
     if (!p_.beside) wait_for_earlier_kernels();
     Place at;
-    for (int first = 0, tile = 0; first < p_.rows; first += N, ++tile) {
+    for (int first = first_, tile = 0; first < p_.rows; first = next_tile(first), ++tile) {
       project(first, tile, at);
       absorb(first, at);
-      if (first + N < p_.rows) free_nope();
+      if (next_tile(first) < p_.rows) free_nope();
     }
   }
 
@@ -165,6 +171,7 @@ class StreamKernel {
     const int row = head_ * kHeadQuery + (kCluster ? party_ * kPart : 0);
     tensor_copy(stage(at), maps.w_qb, chunk * kChunk, row, full(at));
   }
+  __device__ __forceinline__ int next_tile(int first) const { return first + p_.tiles_at_once * N; }
   // Parts of the latent that pass through this CTA's ring.
   __device__ __forceinline__ int first_part() const { return kCluster ? party_ : 0; }
   __device__ __forceinline__ static constexpr int part_step() { return kCluster ? kParties : 1; }
@@ -312,7 +319,9 @@ class StreamKernel {
   const Parameters& p_;
   char* shared_;
   uint32_t base_;
-  int head_, chunks_, warp_, lane_;
+  int head_;
+  int first_;  ///< row of the first tile of tokens
+  int chunks_, warp_, lane_;
   int party_;  ///< which 64 rows of W_QB, and parts of the latent
 };
 
@@ -320,8 +329,9 @@ template <int N, int Ctas>
 __global__ void __launch_bounds__(StreamShape<N, Ctas>::kThreads, StreamShape<N, Ctas>::kCtasAnSm)
     query_stream(const __grid_constant__ Parameters p, const __grid_constant__ StreamMaps maps) {
   extern __shared__ __align__(1024) char shared[];
-  if (int(blockIdx.x) >= p.heads * Ctas) {
-    insert_rows(p, p.heads * Ctas);
+  const int first_inserting = p.heads * p.tiles_at_once * Ctas;
+  if (int(blockIdx.x) >= first_inserting) {
+    insert_rows(p, first_inserting);
   } else {
     const StreamKernel<N, Ctas> kernel(p, shared);
     kernel.init_barriers();
@@ -355,10 +365,16 @@ constexpr Variants kVariants = {kVariant<8, Ctas>, kVariant<16, Ctas>, kVariant<
 /// A CTA a head keeps DRAM busy from 65 heads on; below, three do.
 const Variants& variants_of(int heads) { return heads > 64 ? kVariants<1> : kVariants<3>; }
 
+/// How many tiles of tokens may be taken at once, each by clusters of its own: large ones only, since each reads all
+/// weights.
+int most_tiles(const Variant& v, int heads) {
+  return v.ctas > 1 && v.tokens >= 64 ? std::max(1, kMultiprocessors / (heads * v.ctas)) : 1;
+}
+
 const Variant& variant_of(int heads, int rows) {
   const Variants& variants = variants_of(heads);
   for (const Variant& v : variants) {
-    if (rows <= v.tokens) return v;
+    if (rows <= v.tokens * most_tiles(v, heads)) return v;
   }
   return variants.back();
 }
@@ -366,11 +382,15 @@ const Variant& variant_of(int heads, int rows) {
 }  // namespace
 
 void prepare_stream(int heads) {
-  for (const Variant& v : variants_of(heads)) allow_shared(v.kernel, size_t(v.shared_bytes));
+  for (const Variant& v : variants_of(heads)) {
+    allow_shared(v.kernel, size_t(v.shared_bytes));
+    prefer_shared(v.kernel);
+  }
 }
 
-void enqueue_stream(const Parameters& p, const Workspace& workspace, bool insert) {
+void enqueue_stream(Parameters p, const Workspace& workspace, bool insert) {
   const Variant& v = variant_of(p.heads, p.rows);
+  p.tiles_at_once = std::min(most_tiles(v, p.heads), (p.rows + v.tokens - 1) / v.tokens);
   const int rows_of_cluster = v.ctas * v.threads / 32;
   const int inserting = insert ? (p.rows + rows_of_cluster - 1) / rows_of_cluster : 0;
   const StreamMaps maps = {
@@ -379,7 +399,7 @@ void enqueue_stream(const Parameters& p, const Workspace& workspace, bool insert
       .q_c = tensor_map(p.q_c.data(), p.rows, p.q_lora, p.q_c.stride(0), v.tokens),
   };
   launch(v.kernel,
-         {.grid = dim3(unsigned((p.heads + inserting) * v.ctas)),
+         {.grid = dim3(unsigned((p.heads * p.tiles_at_once + inserting) * v.ctas)),
           .block = dim3(unsigned(v.threads)),
           .shared_bytes = size_t(v.shared_bytes),
           .cluster = v.ctas},

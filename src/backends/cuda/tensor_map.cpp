@@ -34,7 +34,7 @@ CUtensorMap tensor_map(const BFloat16* data, int64_t rows, int64_t columns, int6
   const cuuint32_t steps[] = {1, 1};
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<BFloat16*>(data), extents,
                                  pitch_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Exception(
         {ErrorCode::kDevice, "cuTensorMapEncodeTiled", std::to_string(int(result)), "addresses at multiples of 16"});
