@@ -9,9 +9,9 @@
 namespace dsacore::cuda {
 namespace {
 
-/// A warp has read; after __syncwarp, which orders the reads of all its lanes before what follows, one lane arrives.
-/// The other warp waits for that and writes. racecheck (2025.3 and 2026.3) takes the arrival to be of that lane's reads
-/// alone.
+/// A warp has read (or written: the same); after __syncwarp, which orders that of all its lanes before what follows,
+/// one lane arrives. The other warp waits for that and writes. racecheck (2025.3 and 2026.3) takes the arrival to be of
+/// that lane's reads alone.
 __global__ void a_lane_arrives_for_its_warp(int* out) {
   __shared__ int words[32];
   __shared__ uint64_t memory;
