@@ -30,25 +30,37 @@ namespace dsacore::cuda::many {
 
 // ---- output ----
 
-/// A row in one part: rounds its latents where they are.
-template <class Layout, int Columns>
-__device__ __forceinline__ void write_rounded(Latents<Layout, Columns>& latents, const ManyHeadsArgs& args,
-                                              const Work& work, int thread) {
-  latents.finish([&](int head, int latent, float2 pair) {
+/// Of a row in one part: rounds.
+struct Rounded {
+  const ManyHeadsArgs& args;
+  const Work& work;
+
+  __device__ __forceinline__ void operator()(int head, int latent, float2 pair) const {
     if (head >= work.heads) return;
     auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head + head)) + latent / 2;
     *to = __floats2bfloat162_rn(pair.x * args.latent_scale, pair.y * args.latent_scale);
-  });
+  }
+};
+
+/// Of a row in parts: FP32 latents for the cluster, where the rows were.
+template <class Layout, int Columns>
+struct LaidOut {
+  Shared<Layout, Columns>& shared;
+
+  __device__ __forceinline__ void operator()(int head, int latent, float2 pair) const {
+    *reinterpret_cast<float2*>(shared.latents() + head * Shared<Layout, Columns>::kLatentPitch + latent) = pair;
+  }
+};
+
+/// A row in one part.
+template <class Layout, int Columns>
+__device__ __forceinline__ void write_rounded(Latents<Layout, Columns>& latents, const ManyHeadsArgs& args,
+                                              const Work& work, int thread) {
+  latents.finish(Rounded{args, work});
   if (thread < work.heads) {
     const SplitSum sum = latents.shared.part[thread];
     args.lse(work.row, work.head + thread) = natural_lse(sum.largest, sum.sum);
   }
-}
-
-/// Of a row in parts: FP32 latents for the cluster, where the rows were.
-template <class Layout, int Columns>
-__device__ __forceinline__ void lay_out(Shared<Layout, Columns>& shared, int head, int latent, float2 pair) {
-  *reinterpret_cast<float2*>(shared.latents() + head * Shared<Layout, Columns>::kLatentPitch + latent) = pair;
 }
 
 /// What each part of the row counts, of its heads: into the place of the query. Part 0 writes the lse.
@@ -153,12 +165,14 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   __syncthreads();
   const Work work = work_of(args, int(blockIdx.x));
   const Lane place = {warp % 4, lane};
-  if (warp < kScoreThreads / 32) {
-    give_registers<kScoreRegisters>();
-    if (work.tiles == 0) return;
+  if (warp < kMathWarps && work.tiles > 0) {
     load_query(shared, args, work, warp, lane);
     fence_async_proxy();
     barrier_meet(kMath, kMathThreads);
+  }
+  if (warp < kScoreThreads / 32) {
+    give_registers<kScoreRegisters>();
+    if (work.tiles == 0) return;
     Scores<Layout, Columns> scores(shared, args, work, warp / 4, place);
     scores.run();
   } else if (warp < kMathWarps) {
@@ -168,16 +182,13 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
       if (thread < Columns) shared.part[thread] = {0, 0};
       return write_parts(shared, args, work, thread);
     }
-    load_query(shared, args, work, warp, lane);
-    fence_async_proxy();
-    barrier_meet(kMath, kMathThreads);
     Latents<Layout, Columns> latents(shared, work, thread / 128, place);
     latents.run();
     barrier_meet(kMath, kMathThreads);  // sums are there, and nobody reads rows any more
     if (args.plan.splits == 1) {
       write_rounded(latents, args, work, thread);
     } else {
-      latents.finish([&](int head, int latent, float2 pair) { lay_out(shared, head, latent, pair); });
+      latents.finish(LaidOut<Layout, Columns>{shared});
       write_parts(shared, args, work, thread);
     }
   } else {
