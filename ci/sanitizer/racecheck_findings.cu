@@ -9,9 +9,9 @@
 namespace dsacore::cuda {
 namespace {
 
-/// A warp has read (or written: the same); after __syncwarp, which orders that of all its lanes before what follows,
-/// one lane arrives. The other warp waits for that and writes. racecheck (2025.3 and 2026.3) takes the arrival to be of
-/// that lane's reads alone.
+/// A warp has read; after __syncwarp, which orders the reads of all its lanes before what follows, one lane arrives.
+/// The other warp waits for that and writes. racecheck (2025.3 and 2026.3) takes the arrival to be of that lane's reads
+/// alone.
 __global__ void a_lane_arrives_for_its_warp(int* out) {
   __shared__ int words[32];
   __shared__ uint64_t memory;
@@ -27,6 +27,24 @@ __global__ void a_lane_arrives_for_its_warp(int* out) {
   } else {
     empty.wait(0);
     words[lane] = 0;
+  }
+}
+
+/// The same of what a warp has written: another waits and reads.
+__global__ void a_lane_publishes_for_its_warp(int* out) {
+  __shared__ int words[32];
+  __shared__ uint64_t memory;
+  const Barrier written = {shared_address(&memory)};
+  const int lane = int(threadIdx.x) % 32;
+  if (threadIdx.x == 0) written.init(1);
+  __syncthreads();
+  if (threadIdx.x >= 32) {
+    words[lane] = lane;
+    __syncwarp();
+    if (lane == 0) written.arrive();
+  } else {
+    written.wait(0);
+    out[lane] = words[31 - lane];
   }
 }
 
@@ -56,6 +74,7 @@ struct Finding {
 };
 constexpr Finding kFindings[] = {
     {"a_lane_arrives_for_its_warp", a_lane_arrives_for_its_warp, 64},
+    {"a_lane_publishes_for_its_warp", a_lane_publishes_for_its_warp, 64},
     {"groups_take_turns", groups_take_turns, 256},
 };
 

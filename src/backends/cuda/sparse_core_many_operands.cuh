@@ -133,7 +133,7 @@ struct RowOperands<KvFp8> : ByteOperands {
   static constexpr int kPitch = KvFp8::kRowBytes + 16;  ///< in shared memory; 592 meets no bank twice
   static constexpr int kTableBytes = 0;
   static constexpr bool kScaledKeys = false;  ///< keys have powers of two of their own
-  static constexpr bool kPlainPe = false;     ///< pe is BF16 and has sums of its own
+  static constexpr bool kPlainPe = false;     ///< pe is BF16, and added once latents are in units of logits
   static constexpr float kPeUnit = 1;         ///< of the query's pe against its latents
 
   struct Keys {
