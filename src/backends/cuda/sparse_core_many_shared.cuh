@@ -35,7 +35,10 @@ struct Shared {
   static constexpr int kTableBytes = RowOperands<Layout>::kTableBytes > 0 ? RowOperands<Layout>::kTableBytes : 16;
   static constexpr int kBlockBytes = Columns * 128;  // 64 elements of every head
   static constexpr int kFixedBytes = (kQueryRow / 64 + kScoreGroups) * kBlockBytes + Columns * 128 + 1024;
-  static constexpr int kSlots = std::min(10, (kWholeOfShared - kFixedBytes) / (kSlotBytes + kTableBytes + 24));
+  /// Even: a barrier tells by parity alone whether its rows are there, so that a helper must have waited for all of a
+  /// slot before (with 7 slots it took rows for arrived that were not, where those of later slots came first).
+  static constexpr int kSlots =
+      std::min(10, (kWholeOfShared - kFixedBytes) / (kSlotBytes + kTableBytes + 24)) / kHelpers * kHelpers;
   static_assert(kSlots >= 4, "two tiles are read at a time");
 
   alignas(1024) std::byte query[kQueryRow / 64][kBlockBytes];
