@@ -6,10 +6,11 @@
 // tile in FP16 would add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys
 // and values each once a warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that
 // arrive. 96 heads, 64 rows: 32 tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172
-// MB from L2. Measured (H200, at the 1.81 GHz that it is left under this load), 64 rows: a tile takes 3580 clocks of
-// fp8_ds_mla and 2630 of fp8. Scores hold the others up: a warpgroup takes 140 (88) clocks a product and 1650 (1270)
-// for the softmax, and weights come of two in turns. Beside the tiles it takes some 13000 clocks (the query 4500, the
-// first tiles) and, for the latents' way out, 7000, or 15000 where parts of a row are brought together.
+// MB from L2. Measured (H200, at the 1.81 GHz that it is left under this load), 64 rows: 68 us of fp8_ds_mla and 51 of
+// fp8. By clocks counted in forms of 74 and 56 us, scores hold the others up: of 3670 (2690) clocks a tile, weights
+// coming of two warpgroups in turns, each takes 130 (90) a product, with the loads and conversions before it, and 2080
+// (1420) for the softmax with its waits; those of latents work 2040 (1960) a tile. Beside the tiles a CTA takes 8000
+// (5500) clocks for the query and, for the latents' way out, 2700, more where parts of a row are brought together.
 //
 // Warps: two warpgroups make the weights of values, tile by tile in turns; two sum up latents, 256 each; the last one
 // has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales. They meet at
@@ -32,13 +33,14 @@ namespace dsacore::cuda::many {
 
 /// Of a row in one part: rounds.
 struct Rounded {
-  const ManyHeadsArgs& args;
-  const Work& work;
+  BFloat16* to;  ///< of the CTA's first head
+  int heads;
+  float scale;
 
   __device__ __forceinline__ void operator()(int head, int latent, float2 pair) const {
-    if (head >= work.heads) return;
-    auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head + head)) + latent / 2;
-    *to = __floats2bfloat162_rn(pair.x * args.latent_scale, pair.y * args.latent_scale);
+    if (head >= heads) return;
+    *reinterpret_cast<__nv_bfloat162*>(to + head * kLatent + latent) =
+        __floats2bfloat162_rn(pair.x * scale, pair.y * scale);
   }
 };
 
@@ -56,7 +58,7 @@ struct LaidOut {
 template <class Layout, int Columns>
 __device__ __forceinline__ void write_rounded(Latents<Layout, Columns>& latents, const ManyHeadsArgs& args,
                                               const Work& work, int thread) {
-  latents.finish(Rounded{args, work});
+  latents.finish(Rounded{args.latent.row(work.row, work.head), work.heads, args.latent_scale});
   if (thread < work.heads) {
     const SplitSum sum = latents.shared.part[thread];
     args.lse(work.row, work.head + thread) = natural_lse(sum.largest, sum.sum);
@@ -165,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   __syncthreads();
   const Work work = work_of(args, int(blockIdx.x));
   const Lane place = {warp % 4, lane};
-  if (warp < kMathWarps && work.tiles > 0) {
+  if (warp < kMathWarps) {
     load_query(shared, args, work, warp, lane);
     fence_async_proxy();
     barrier_meet(kMath, kMathThreads);

@@ -49,18 +49,26 @@ struct Latents : Tiles<Layout, Columns> {
     const uint32_t scales[2] = {T::table_of(slot[0]), T::table_of(slot[1])};
     typename F::Values values(rows, scales, group, lane);
     const uint64_t weights = swizzled_tile(base + uint32_t(offsetof(S, weights)) + source * S::kBlockBytes);
-    uint32_t a[2][4];  // one is made while the other is multiplied
-    values.fetch(0);
+    uint32_t a[kOpenValues][4];
+    for (int pair = 0; pair < kPairsAhead; ++pair) values.fetch(pair);
 #pragma unroll
-    for (int product = 0; product < 2 * kValuePairs; ++product) {
-      const int pair = product / 2;
-      if (product > 1) wgmma_wait<1>();  // the one that read what is made now
-      values.make(pair, product % 2, a[product % 2]);
-      if (product % 2 == 1 && pair + 1 < kValuePairs) values.fetch(pair + 1);
+    for (int first = 0; first < 2 * kValuePairs; first += kValuesAtOnce) {
+      if (first >= kOpenValues) wgmma_wait<kOpenValues / kValuesAtOnce - 1>();  // those that read what is made now
+#pragma unroll
+      for (int product = first; product < first + kValuesAtOnce; ++product) {
+        values.make(product / 2, product % 2, a[product % kOpenValues]);
+      }
       wgmma_fence();
-      F16::registers(sums[F::value_block(pair, product % 2)], a[product % 2],
-                     weights + 2 * F::value_step(pair, product % 2), 1);
+#pragma unroll
+      for (int product = first; product < first + kValuesAtOnce; ++product) {
+        F16::registers(sums[F::value_block(product / 2, product % 2)], a[product % kOpenValues],
+                       weights + 2 * F::value_step(product / 2, product % 2), 1);
+      }
       wgmma_commit();
+#pragma unroll
+      for (int pair = first / 2 + kPairsAhead; pair < (first + kValuesAtOnce) / 2 + kPairsAhead; ++pair) {
+        if (pair < kValuePairs) values.fetch(pair);
+      }
     }
     __syncwarp();  // all lanes have their fragments
     if (lane.lane == 0) {
@@ -77,18 +85,12 @@ struct Latents : Tiles<Layout, Columns> {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const int head = T::head_of(h);
-      const float factor = 1 / shared.part[head].sum;
-      float units[2] = {1, 1};  // of the latents; their product may be no FP32
-      if constexpr (F::kScaledKeys) {
-        const float offset = shared.offset[head], half = truncf(offset * 0.5f);
-        units[0] = exp2_approx(half);
-        units[1] = exp2_approx(offset - half);
-      }
+      const float2 factors = shared.factors[head];
 #pragma unroll
       for (int block = 0; block < 4; ++block) {
         const int at = h / 2 * 4 + h % 2;
-        float2 pair = {sums[block][at] * factor, sums[block][at + 2] * factor};
-        if constexpr (F::kScaledKeys) pair = {pair.x * units[0] * units[1], pair.y * units[0] * units[1]};
+        float2 pair = {sums[block][at] * factors.x, sums[block][at + 2] * factors.x};
+        if constexpr (F::kScaledKeys) pair = {pair.x * factors.y, pair.y * factors.y};
         write(head, kLatent / kLatentGroups * group + F::latent_of(block, lane, 0), pair);
       }
     }

@@ -5,8 +5,8 @@
 // where the query is stored in the same order. Values for O^T = V^T P^T: M = latents, read by transposing loads of
 // 16-bit units, 2 (e4m3) or 4 (e2m1) latents a unit; which latent a row of M is, `latent_of` says.
 //
-// A CTA's rows lie in slots of 32. Fragments are made in pairs: `fetch` loads the raw words of a pair, `make` turns
-// them into the fragments of its two products.
+// A CTA's rows lie in slots of 32. Fragments are made in pairs: `fetch` loads the raw words of a pair, kPairsAhead
+// before `make` turns them into the fragments of its two products.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@ inline constexpr int kSlotKeys = 32;
 inline constexpr int kLatentPairs = 16;  ///< pairs of products of the latents of keys; two more are of their pe
 inline constexpr int kKeyPairs = kLatentPairs + 2;
 inline constexpr int kValuePairs = 8;  ///< of the 256 latents of a warpgroup and 64 keys
+inline constexpr int kPairsAhead = 2;
 
 __device__ __forceinline__ uint32_t load_word(uint32_t address) {
   uint32_t r;
@@ -140,9 +141,11 @@ struct RowOperands<KvFp8> : ByteOperands {
     uint32_t address;
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t, Lane lane)
         : address(key_row_address(slot, kPitch, lane)) {}
-    uint32_t raw[4];
-    __device__ __forceinline__ void fetch(int pair) { load_matrices(raw, address + 32 * pair); }
-    __device__ __forceinline__ void make(int, int product, uint32_t (&a)[4]) const { make_byte_keys(raw, product, a); }
+    uint32_t raw[kPairsAhead][4];
+    __device__ __forceinline__ void fetch(int pair) { load_matrices(raw[pair % kPairsAhead], address + 32 * pair); }
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      make_byte_keys(raw[pair % kPairsAhead], product, a);
+    }
   };
 
   struct Values {
@@ -150,12 +153,12 @@ struct RowOperands<KvFp8> : ByteOperands {
     __device__ __forceinline__ Values(const uint32_t (&slots)[2], const uint32_t (&)[2], int group, Lane lane) {
       for (int i = 0; i < 2; ++i) address[i] = slots[i] + uint32_t(lane.lane * kPitch + 256 * group + 16 * lane.warp);
     }
-    uint32_t raw[4];
+    uint32_t raw[kPairsAhead][4];
     __device__ __forceinline__ void fetch(int pair) {
-      load_matrices_transposed(raw, address[pair % 2] + pair / 2 * 64);
+      load_matrices_transposed(raw[pair % kPairsAhead], address[pair % 2] + pair / 2 * 64);
     }
-    __device__ __forceinline__ void make(int, int product, uint32_t (&a)[4]) const {
-      make_byte_values(raw, product, a);
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      make_byte_values(raw[pair % kPairsAhead], product, a);
     }
   };
 
@@ -178,18 +181,18 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
     int key;
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t table, Lane lane)
         : address(key_row_address(slot, kPitch, lane)), table(table), key(lane.warp % 2 * 16 + lane.row()) {}
-    uint32_t raw[4], factors[2];
+    uint32_t raw[kPairsAhead][4], factors[2];
     __device__ __forceinline__ void fetch(int pair) {
-      if (pair >= kLatentPairs) return;
-      load_matrices(raw, address + 32 * pair);
-      if (pair % 4 != 0) return;
-      for (int i = 0; i < 2; ++i) factors[i] = load_factor(table, pair / 4, key + 8 * i);
+      if (pair < kLatentPairs) load_matrices(raw[pair % kPairsAhead], address + 32 * pair);
     }
-    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) {
       if (pair >= kLatentPairs) {  // BF16, in its own order
         return load_matrices(a, address + KvFp8DsMla::kPeAt + 64 * (pair - kLatentPairs) + 32 * product);
       }
-      make_byte_keys(raw, product, a);
+      if (pair % 4 == 0 && product == 0) {
+        for (int i = 0; i < 2; ++i) factors[i] = load_factor(table, pair / 4, key + 8 * i);
+      }
+      make_byte_keys(raw[pair % kPairsAhead], product, a);
       for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], factors[i % 2]);
     }
   };
@@ -202,15 +205,14 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
         table[i] = tables[i] + factor_at(2 * group, 2 * lane.column());
       }
     }
-    uint32_t raw[4];
-    uint4 factors;
+    uint32_t raw[kPairsAhead][4];
     __device__ __forceinline__ void fetch(int pair) {
-      load_matrices_transposed(raw, address[pair % 2] + pair / 2 * 64);
-      factors = load_words4(table[pair % 2] + pair / 4 * 64);
+      load_matrices_transposed(raw[pair % kPairsAhead], address[pair % 2] + pair / 2 * 64);
     }
-    __device__ __forceinline__ void make(int, int product, uint32_t (&a)[4]) const {
-      make_byte_values(raw, product, a);
-      const uint32_t f[2] = {product == 0 ? factors.x : factors.z, product == 0 ? factors.y : factors.w};
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      const uint2 factors = load_words2(table[pair % 2] + pair / 4 * 64 + 8 * product);
+      make_byte_values(raw[pair % kPairsAhead], product, a);
+      const uint32_t f[2] = {factors.x, factors.y};
       for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], f[i / 2]);
     }
   };
@@ -270,10 +272,12 @@ struct RowOperands<KvNvfp4DsMla> {
     }
     uint2 codes[2];
     uint32_t factors[2];
-    uint32_t raw_pe[4];
+    uint32_t raw_pe[kPairsAhead][4];
     __device__ __forceinline__ void fetch(int pair) {
-      if (pair >= kLatentPairs) return load_matrices(raw_pe, pe + 32 * (pair - kLatentPairs));
-      if (pair % 2 != 0) return;
+      if (pair >= kLatentPairs) {
+        return load_matrices(raw_pe[pair % kPairsAhead], pe + 32 * (pair - kLatentPairs));
+      }
+      if (pair % 2 == 0) return;  // with the next, when both pairs before are made
       const int n = pair / 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -283,7 +287,7 @@ struct RowOperands<KvNvfp4DsMla> {
       }
     }
     __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
-      if (pair >= kLatentPairs) return make_byte_keys(raw_pe, product, a);
+      if (pair >= kLatentPairs) return make_byte_keys(raw_pe[pair % kPairsAhead], product, a);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint32_t word = pair % 2 == 0 ? codes[i].x : codes[i].y;
@@ -304,19 +308,17 @@ struct RowOperands<KvNvfp4DsMla> {
       }
     }
     uint32_t raw[4];  // of 8 keys each: two keys by four latents a lane
-    uint4 factors;
     __device__ __forceinline__ void fetch(int pair) {
-      if (pair % 2 != 0) return;
-      load_matrices_transposed(raw, address[pair / 2 % 2] + pair / 4 * 64);
-      factors = load_words4(table[pair / 2 % 2] + pair / 4 * 8 * 64);
+      if (pair % 2 != 0) load_matrices_transposed(raw, address[pair / 2 % 2] + pair / 4 * 64);
     }
     __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      const uint2 both = load_words2(table[pair / 2 % 2] + pair / 4 * 8 * 64 + 8 * product);
+      const uint32_t factors[2] = {both.x, both.y};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint32_t word = raw[2 * product + i];
-        const uint32_t factor = product == 0 ? (i == 0 ? factors.x : factors.y) : (i == 0 ? factors.z : factors.w);
-        a[2 * i] = multiply_f16(pair % 2 == 0 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factor);
-        a[2 * i + 1] = multiply_f16(pair % 2 == 0 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factor);
+        a[2 * i] = multiply_f16(pair % 2 == 0 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factors[i]);
+        a[2 * i + 1] = multiply_f16(pair % 2 == 0 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factors[i]);
       }
     }
   };

@@ -26,6 +26,7 @@ struct Scores : Tiles<Layout, Columns> {
   float logits[kAccumulators];  ///< base 2, of the current tile
   float sums[kHeads] = {};      ///< of p, over this thread's keys
   float exponents[2] = {};      ///< of the keys of the current tile, rows r and r + 8
+  float key_units[2] = {};      ///< 2^(exponent - kUnitShift)
 
   __device__ __forceinline__ Scores(S& shared, const ManyHeadsArgs& args, const Work& work, int group, Lane lane)
       : T(shared, work, lane), args(args), group(group) {}
@@ -47,27 +48,11 @@ struct Scores : Tiles<Layout, Columns> {
     ready.wait(uint32_t(nth / S::kSlots) & 1);
     const uint32_t table = T::table_of(slot);
     typename F::Keys keys(T::rows_of(slot), table, lane);
-    const uint64_t query_tile = swizzled_tile(base + uint32_t(offsetof(S, query)));
-    uint32_t a[2][4];  // one is made while the other is multiplied
-    keys.fetch(0);
-#pragma unroll
-    for (int product = 0; product < 2 * kKeyPairs; ++product) {
-      const int pair = product / 2;
-      if (product > 1) wgmma_wait<1>();  // the one that read what is made now
-      keys.make(pair, product % 2, a[product % 2]);
-      if (product % 2 == 1 && pair + 1 < kKeyPairs) keys.fetch(pair + 1);
-      if constexpr (F::kPlainPe) {
-        if (product == 2 * kLatentPairs) scale_keys(table);
-      }
-      const uint64_t dims = query_tile + uint64_t(product / 4 * S::kBlockBytes / 16 + product % 4 * 2);
-      wgmma_fence();
-      if (pair >= kLatentPairs && F::kPlainPe) {
-        WgmmaShape<Operands::kBf16, Columns>::registers(logits, a[product % 2], dims, 1);
-      } else {
-        F16::registers(logits, a[product % 2], dims, product > 0);
-      }
-      wgmma_commit();
-    }
+    uint32_t a[kOpenKeys][4];
+    for (int pair = 0; pair < kPairsAhead; ++pair) keys.fetch(pair);
+    multiply<0, 2 * kLatentPairs>(keys, a);
+    if constexpr (F::kPlainPe) scale_keys(table);
+    multiply<2 * kLatentPairs, 2 * kKeyPairs>(keys, a);
     wgmma_wait<0>();
     wgmma_settle(logits);
 
@@ -81,17 +66,49 @@ struct Scores : Tiles<Layout, Columns> {
     }
   }
 
+  /// Adds products of 16 dims to the logits.
+  template <int First, int Last>
+  __device__ __forceinline__ void multiply(typename F::Keys& keys, uint32_t (&a)[kOpenKeys][4]) {
+    constexpr int kFirstOpen = F::kPlainPe ? First : 0;
+    const uint64_t query_tile = swizzled_tile(base + uint32_t(offsetof(S, query)));
+#pragma unroll
+    for (int first = First; first < Last; first += kKeysAtOnce) {
+      if (first - kFirstOpen >= kOpenKeys)
+        wgmma_wait<kOpenKeys / kKeysAtOnce - 1>();  // those that read what is made now
+#pragma unroll
+      for (int product = first; product < first + kKeysAtOnce; ++product) {
+        keys.make(product / 2, product % 2, a[product % kOpenKeys]);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int product = first; product < first + kKeysAtOnce; ++product) {
+        const uint64_t dims = query_tile + uint64_t(product / 4 * S::kBlockBytes / 16 + product % 4 * 2);
+        if (product >= 2 * kLatentPairs && F::kPlainPe) {
+          WgmmaShape<Operands::kBf16, Columns>::registers(logits, a[product % kOpenKeys], dims, 1);
+        } else {
+          F16::registers(logits, a[product % kOpenKeys], dims, product > 0);
+        }
+      }
+      wgmma_commit();
+#pragma unroll
+      for (int pair = first / 2 + kPairsAhead; pair < (first + kKeysAtOnce) / 2 + kPairsAhead; ++pair) {
+        if (pair < kKeyPairs) keys.fetch(pair);
+      }
+    }
+  }
+
   /// The products of latents in units of the logits: pe, which has no scale, is added to them.
   __device__ __forceinline__ void scale_keys(uint32_t table) {
-    float units[kHeads];
-    T::load_heads(shared.query_unit, units);
     wgmma_wait<0>();
     wgmma_settle(logits);
+    float units[kHeads];
+    T::load_heads(shared.query_unit, units);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = 16 * lane.warp + 8 * i + lane.row();
       exponents[i] = float_of(load_word(table + F::kExponentsAt + 4 * (key % kSlotKeys)));
       const float key_unit = float_of(uint32_t(int(exponents[i]) + 127) << 23);
+      key_units[i] = key_unit * (1.0f / (1 << kUnitShift));
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         float& x = logits[h / 2 * 4 + 2 * i + h % 2];
@@ -116,10 +133,9 @@ struct Scores : Tiles<Layout, Columns> {
   __device__ __forceinline__ void weigh() {
     const bool raised = barrier_any(kGroup + group, 128, outgrown());
     if (raised) raise();
-    wgmma_settle(logits);  // what was computed for the vote alone is not kept
-    float largest[kHeads], offset[kHeads];
+    float largest[kHeads], unit[kHeads];
     T::load_heads(shared.largest, largest);
-    if constexpr (F::kScaledKeys) T::load_heads(shared.offset, offset);
+    if constexpr (F::kScaledKeys) T::load_heads(shared.weight_unit, unit);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
@@ -128,7 +144,7 @@ struct Scores : Tiles<Layout, Columns> {
         x -= largest[h];
         const float p = exp2_approx(x);
         sums[h] += p;
-        x = F::kScaledKeys ? exp2_approx(x + (exponents[i] - offset[h])) : p;
+        x = F::kScaledKeys ? p * key_units[i] * unit[h] : p;
       }
     }
     store_weights();
@@ -158,42 +174,47 @@ struct Scores : Tiles<Layout, Columns> {
 
   /// Raises the references of those heads whose logits have outgrown them. No head's bits depend on another head.
   __device__ __forceinline__ void raise() {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float x = logits[h / 2 * 4 + h % 2], y = logits[h / 2 * 4 + 2 + h % 2];
-      float peak = fmaxf(x, y), weighted = F::kScaledKeys ? fmaxf(x + exponents[0], y + exponents[1]) : 0;
-#pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) {
-        peak = fmaxf(peak, __shfl_xor_sync(0xFFFFFFFFu, peak, mask));
-        if constexpr (F::kScaledKeys) weighted = fmaxf(weighted, __shfl_xor_sync(0xFFFFFFFFu, weighted, mask));
-      }
-      if (lane.row() == 0) {
-        shared.peaks[lane.warp][0][T::head_of(h)] = peak;
-        if constexpr (F::kScaledKeys) shared.peaks[lane.warp][1][T::head_of(h)] = weighted;
-      }
-    }
-    barrier_meet(kGroup + group, 128);
-    if (const int head = 32 * lane.warp + lane.lane; head < Columns) raise_head(head);
+    const float peak = peak_of_head([&](float x, int) { return x; });
+    float weighted = 0;
+    if constexpr (F::kScaledKeys) weighted = peak_of_head([&](float x, int i) { return x + exponents[i]; });
+    if (head_of_thread() < Columns) raise_head(head_of_thread(), peak, weighted);
     barrier_meet(kGroup + group, 128);
     lower_sums(group);
   }
-  __device__ __forceinline__ float peak_of(int head, int kind) const {
-    const auto& peaks = shared.peaks;
-    return fmaxf(fmaxf(peaks[0][kind][head], peaks[1][kind][head]), fmaxf(peaks[2][kind][head], peaks[3][kind][head]));
+  __device__ __forceinline__ int head_of_thread() const { return 32 * lane.warp + lane.lane; }
+  /// Largest `value(logit, i)` of this thread's head, by way of the weights' place, which the readers have left.
+  template <class Value>
+  __device__ __forceinline__ float peak_of_head(Value value) {
+    auto* place = reinterpret_cast<float*>(shared.weights[group]);  // [Columns][32 places of rows]
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const int at = h / 2 * 4 + h % 2;
+      place[T::head_of(h) * 32 + 8 * lane.warp + lane.row()] = fmaxf(value(logits[at], 0), value(logits[at + 2], 1));
+    }
+    barrier_meet(kGroup + group, 128);
+    float peak = -INFINITY;
+    if (head_of_thread() < Columns) {
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) peak = fmaxf(peak, place[head_of_thread() * 32 + (i + lane.lane) % 32]);
+    }
+    barrier_meet(kGroup + group, 128);
+    return peak;
   }
-  __device__ __forceinline__ void raise_head(int head) {
-    const float before = shared.largest[head], peak = peak_of(head, 0);
+  __device__ __forceinline__ void raise_head(int head, float peak, float weighted_peak) {
+    const float before = shared.largest[head];
     const float largest = peak - before > kLargestP ? ceilf(peak) : before;
     const float lower = step_down(before, largest);
     float rescale = lower;
     if constexpr (F::kScaledKeys) {
       float offset = shared.offset[head];
       if (before != largest) offset -= largest - before;
-      const float unraised = offset, weighted = peak_of(head, 1) - largest;
+      const float unraised = offset, weighted = weighted_peak - largest;
       // However coarse the peak of large logits is: the weights use the offset alone.
       if (weighted > offset + kLargestWeight) offset = ceilf(weighted) - kWeightRoom;
+      offset = fminf(fmaxf(offset, kLeastOffset), kMostOffset);
       rescale = step_down(unraised, offset);
       shared.offset[head] = offset;
+      shared.weight_unit[head] = float_of(uint32_t(127 + kUnitShift - int(offset)) << 23);
     }
     shared.largest[head] = largest;
     shared.lower_sums[group][head] = lower;
@@ -243,6 +264,12 @@ struct Scores : Tiles<Layout, Columns> {
       float sum = shared.sums[0][head];
       for (int warp = 1; warp < 4 * kScoreGroups; ++warp) sum += shared.sums[warp][head];
       shared.part[head] = {shared.largest[head], sum};
+      float2 factors = {1 / sum, 1};
+      if constexpr (F::kScaledKeys) {  // and half of the weights' unit each: its whole may be no FP32
+        const float offset = shared.offset[head], half = truncf(offset * 0.5f);
+        factors = {factors.x * exp2_approx(half), exp2_approx(offset - half)};
+      }
+      shared.factors[head] = factors;
     }
     barrier_arrive(kMath, kMathThreads);
   }

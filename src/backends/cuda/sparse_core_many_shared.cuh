@@ -20,11 +20,17 @@ inline constexpr int kMathThreads = kScoreThreads + kLatentThreads, kMathWarps =
 inline constexpr int kThreads = kMathThreads + 128;
 inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
 inline constexpr int kScoreRegisters = 88, kLatentRegisters = 136, kOtherRegisters = 32;  // of 96 each
+/// Fragments of a warp in registers, and of how many products they are made and multiplied at once: each time costs.
+inline constexpr int kOpenKeys = 4, kKeysAtOnce = 2, kOpenValues = 2, kValuesAtOnce = 2;
 
 /// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of
 /// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
 /// powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
+/// A weight is p, times 2^(exponent of the key - kUnitShift), times 2^(kUnitShift - offset of the head): nothing
+/// between overflows, and the unit of every offset in this range is an FP32.
+inline constexpr int kUnitShift = 4;
+inline constexpr float kLeastOffset = -122, kMostOffset = 124;
 
 /// Named barriers: of a warpgroup of scores, of both, of both warpgroups of latents, and of all four.
 enum NamedBarrier { kGroup = 1, kScores = 3, kLatents = 4, kMath = 5 };
@@ -47,12 +53,13 @@ struct Shared {
   alignas(16) std::byte tables[kSlots][kTableBytes];
   alignas(16) float largest[Columns];                   ///< reference of p, base 2, an integer
   alignas(16) float offset[Columns];                    ///< what the reference of V's weights lies above it
+  alignas(16) float weight_unit[Columns];               ///< 2^(kUnitShift - offset)
   alignas(16) float query_unit[Columns];                ///< what the head's FP16 query is to be multiplied by
   alignas(16) float rescale[kScoreGroups][Columns];     ///< of latents summed before these weights
   alignas(16) float lower_sums[kScoreGroups][Columns];  ///< of p summed before
-  alignas(16) float peaks[4][2][Columns];               ///< one warpgroup at a time
   alignas(16) float sums[4 * kScoreGroups][Columns];
-  alignas(16) SplitSum part[Columns];  ///< of this CTA, read by its cluster
+  alignas(16) float2 factors[Columns];  ///< of the summed latents: x, and y where keys are scaled
+  alignas(16) SplitSum part[Columns];   ///< of this CTA, read by its cluster
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
   /// Weights of a warpgroup of scores: they and the references after them can be read; they have been.
   alignas(8) uint64_t written[kScoreGroups], read[kScoreGroups];
