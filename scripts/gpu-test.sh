@@ -82,7 +82,7 @@ unlisted_races() {
   awk -v program="$1" '
     function site(line) {
       sub(/^.* access at /, "", line)
-      sub(/\+0x[0-9a-f]+ in .*/, "", line)
+      sub(/\+0x[0-9a-f]+( in .*)?$/, "", line)
       gsub(/\(anonymous namespace\)::|<unnamed>::|\((int|bool|[A-Za-z_]+::[A-Za-z_:]+)\)/, "", line)  # what is left in brackets:
       sub(/\(.*/, "", line)                                                               # parameters
       while (gsub(/<[^<>]*>/, "", line)) {}

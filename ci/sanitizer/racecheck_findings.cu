@@ -30,6 +30,24 @@ __global__ void a_lane_arrives_for_its_warp(int* out) {
   }
 }
 
+/// The same of what a warp has written: another waits and reads.
+__global__ void a_lane_publishes_for_its_warp(int* out) {
+  __shared__ int words[32];
+  __shared__ uint64_t memory;
+  const Barrier written = {shared_address(&memory)};
+  const int lane = int(threadIdx.x) % 32;
+  if (threadIdx.x == 0) written.init(1);
+  __syncthreads();
+  if (threadIdx.x >= 32) {
+    words[lane] = lane;
+    __syncwarp();
+    if (lane == 0) written.arrive();
+  } else {
+    written.wait(0);
+    out[lane] = words[31 - lane];
+  }
+}
+
 /// Two warpgroups: one writes and goes on (bar.arrive), the other waits (bar.sync), reads, and gives the words back in
 /// the same way. bar.arrive orders what comes before it for those who wait. racecheck 2025.3 loses count; 2026.3 does
 /// not.
@@ -56,6 +74,7 @@ struct Finding {
 };
 constexpr Finding kFindings[] = {
     {"a_lane_arrives_for_its_warp", a_lane_arrives_for_its_warp, 64},
+    {"a_lane_publishes_for_its_warp", a_lane_publishes_for_its_warp, 64},
     {"groups_take_turns", groups_take_turns, 256},
 };
 

@@ -14,7 +14,7 @@ template <int Producers, class Layout, int Columns>
 __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
                                        int producer, int lane) {
   using S = Shared<Layout, Columns>;
-  constexpr int kPitch = RowOperands<Layout>::kPitch, kBatch = 8;
+  constexpr int kPitch = RowOperands<Layout>::kPitch, kBatch = 4;
   const uint32_t slots = fixed_shared_address(shared.slots), full = fixed_shared_address(shared.full),
                  empty = fixed_shared_address(shared.empty);
   const int32_t* list = args.topk_rows.row(work.row) + work.first;
@@ -117,12 +117,12 @@ __device__ __forceinline__ void store_e4m3_query(Shared<Layout, Columns>& shared
                                    uint32_t(column % 8 * 16), unit, pairs);
 }
 
-/// A warp takes every eighth head, and asks for all of its bytes before it waits for the first.
+/// A warp takes every sixteenth head, and asks for all of its bytes before it waits for the first.
 template <class Layout, int Columns>
 __device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
                                            int warp, int lane) {
   constexpr bool kPlain = RowOperands<Layout>::kPlainPe;
-  constexpr int kHeads = Columns / kMathWarps, kWords = kPlain ? 2 : 1;
+  constexpr int kHeads = (Columns + kMathWarps - 1) / kMathWarps, kWords = kPlain ? 2 : 1;
   uint4 latent[kHeads][kWords], pe[kHeads][kWords];
   const auto* first = reinterpret_cast<const uint4*>(args.query.at(work.row, work.head));
   constexpr int kHeadWords = kQueryRow * (kPlain ? 2 : 1) / 16, kPeWords = kLatent * (kPlain ? 2 : 1) / 16;
@@ -140,6 +140,7 @@ __device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, cons
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     const int column = warp + i * kMathWarps;
+    if (column >= Columns) break;
     if constexpr (kPlain) {
       store_plain_query(shared, latent[i], pe[i], column, lane);
     } else {

@@ -6,11 +6,15 @@
 // tile in FP16 would add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys
 // and values each once a warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that
 // arrive. 96 heads, 64 rows: 32 tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172
-// MB from L2. Measured (H200): a tile takes 3650 clocks of fp8_ds_mla, for each of a sub-partition's two warps loads,
-// converts, multiplies and waits in turn, about 75 clocks a product; the latents' way out takes another 13000.
+// MB from L2. Measured (H200, at the 1.81 GHz that it is left under this load), 64 rows: 68 us of fp8_ds_mla and 51 of
+// fp8. By clocks counted in forms of 74 and 56 us, scores hold the others up: of 3670 (2690) clocks a tile, weights
+// coming of two warpgroups in turns, each takes 130 (90) a product, with the loads and conversions before it, and 2080
+// (1420) for the softmax with its waits; those of latents work 2040 (1960) a tile. Beside the tiles a CTA takes 8000
+// (5500) clocks for the query and, for the latents' way out, 2700, more where parts of a row are brought together.
 //
-// Warps: two warpgroups of math, which take turns at the scores of a tile and share its latents, 256 each; a third
-// warpgroup has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales.
+// Warps: two warpgroups make the weights of values, tile by tile in turns; two sum up latents, 256 each; the last one
+// has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales. They meet at
+// mbarriers alone: rows `full`, tables `ready`, weights `written`, weights `read`, rows `empty`.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,11 +24,46 @@
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sparse_core_many_inputs.cuh"
-#include "backends/cuda/sparse_core_many_math.cuh"
+#include "backends/cuda/sparse_core_many_latents.cuh"
+#include "backends/cuda/sparse_core_many_scores.cuh"
 
 namespace dsacore::cuda::many {
 
 // ---- output ----
+
+/// Of a row in one part: rounds.
+struct Rounded {
+  BFloat16* to;  ///< of the CTA's first head
+  int heads;
+  float scale;
+
+  __device__ __forceinline__ void operator()(int head, int latent, float2 pair) const {
+    if (head >= heads) return;
+    *reinterpret_cast<__nv_bfloat162*>(to + head * kLatent + latent) =
+        __floats2bfloat162_rn(pair.x * scale, pair.y * scale);
+  }
+};
+
+/// Of a row in parts: FP32 latents for the cluster, where the rows were.
+template <class Layout, int Columns>
+struct LaidOut {
+  Shared<Layout, Columns>& shared;
+
+  __device__ __forceinline__ void operator()(int head, int latent, float2 pair) const {
+    *reinterpret_cast<float2*>(shared.latents() + head * Shared<Layout, Columns>::kLatentPitch + latent) = pair;
+  }
+};
+
+/// A row in one part.
+template <class Layout, int Columns>
+__device__ __forceinline__ void write_rounded(Latents<Layout, Columns>& latents, const ManyHeadsArgs& args,
+                                              const Work& work, int thread) {
+  latents.finish(Rounded{args.latent.row(work.row, work.head), work.heads, args.latent_scale});
+  if (thread < work.heads) {
+    const SplitSum sum = latents.shared.part[thread];
+    args.lse(work.row, work.head + thread) = natural_lse(sum.largest, sum.sum);
+  }
+}
 
 /// What each part of the row counts, of its heads: into the place of the query. Part 0 writes the lse.
 template <class Layout, int Columns>
@@ -33,12 +72,12 @@ __device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, con
   const int parts = args.plan.splits;
   auto* all = reinterpret_cast<SplitSum*>(shared.query);  // [parts][Columns]
   const uint32_t mine = shared_address(shared.part);
-  for (int i = thread; i < parts * Columns; i += kMathThreads) {
+  for (int i = thread; i < parts * Columns; i += kLatentThreads) {
     const float2 sum =
         load_from_cluster2(address_in(mine + uint32_t(i % Columns * sizeof(SplitSum)), uint32_t(i / Columns)));
     all[i] = {sum.x, sum.y};
   }
-  barrier_meet(kMath, kMathThreads);
+  barrier_meet(kLatents, kLatentThreads);
   if (thread < Columns) {
     float largest = -INFINITY, sum = 0;
     for (int part = 0; part < parts; ++part) {
@@ -58,23 +97,23 @@ __device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, con
       args.lse(work.row, work.head + thread) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
     }
   }
-  barrier_meet(kMath, kMathThreads);
+  barrier_meet(kLatents, kLatentThreads);
 }
 
 /// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents, and rounds once.
 template <class Layout, int Columns>
-__device__ __forceinline__ void write_latents(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
-                                              const Work& work, int thread) {
+__device__ __forceinline__ void write_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                            const Work& work, int thread) {
   using S = Shared<Layout, Columns>;
   constexpr int kQuads = kLatent / 4, kInFlight = 8;
   const int parts = args.plan.splits;
-  parts > 1 ? cluster_barrier() : barrier_meet(kMath, kMathThreads);
+  parts > 1 ? cluster_barrier() : barrier_meet(kLatents, kLatentThreads);
   weigh_parts(shared, args, work, thread);
   const auto* all = reinterpret_cast<const SplitSum*>(shared.query);
   const uint32_t here = shared_address(shared.latents());
   const float scale = args.latent_scale;
   const int quads = work.heads * kQuads, last = quads * (work.split + 1) / parts;
-  for (int i = quads * work.split / parts + thread; i < last; i += kMathThreads) {
+  for (int i = quads * work.split / parts + thread; i < last; i += kLatentThreads) {
     const int head = i / kQuads, quad = i % kQuads;
     const uint32_t at = here + uint32_t((head * S::kLatentPitch + quad * 4) * 4);
     float4 sum = {0, 0, 0, 0};
@@ -113,7 +152,11 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
     for (int slot = 0; slot < S::kSlots; ++slot) {
       Barrier{shared_address(&shared.full[slot])}.init(1);
       Barrier{shared_address(&shared.ready[slot])}.init(32);
-      Barrier{shared_address(&shared.empty[slot])}.init(kMathWarps);
+      Barrier{shared_address(&shared.empty[slot])}.init(kLatentThreads / 32);
+    }
+    for (int group = 0; group < kScoreGroups; ++group) {
+      Barrier{shared_address(&shared.written[group])}.init(4);
+      Barrier{shared_address(&shared.read[group])}.init(kLatentThreads / 32);
     }
     publish_barriers();
     shared.raised[0] = shared.raised[1] = 0;
@@ -123,8 +166,34 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   let_next_kernel_start();
   __syncthreads();
   const Work work = work_of(args, int(blockIdx.x));
-
-  if (warp >= kMathWarps) {
+  const Lane place = {warp % 4, lane};
+  if (warp < kMathWarps) {
+    load_query(shared, args, work, warp, lane);
+    fence_async_proxy();
+    barrier_meet(kMath, kMathThreads);
+  }
+  if (warp < kScoreThreads / 32) {
+    give_registers<kScoreRegisters>();
+    if (work.tiles == 0) return;
+    Scores<Layout, Columns> scores(shared, args, work, warp / 4, place);
+    scores.run();
+  } else if (warp < kMathWarps) {
+    take_registers<kLatentRegisters>();
+    const int thread = int(threadIdx.x) - kScoreThreads;
+    if (work.tiles == 0) {
+      if (thread < Columns) shared.part[thread] = {0, 0};
+      return write_parts(shared, args, work, thread);
+    }
+    Latents<Layout, Columns> latents(shared, work, thread / 128, place);
+    latents.run();
+    barrier_meet(kMath, kMathThreads);  // sums are there, and nobody reads rows any more
+    if (args.plan.splits == 1) {
+      write_rounded(latents, args, work, thread);
+    } else {
+      latents.finish(LaidOut<Layout, Columns>{shared});
+      write_parts(shared, args, work, thread);
+    }
+  } else {
     give_registers<kOtherRegisters>();
     const int other = warp - kMathWarps;
     if constexpr (RowOperands<Layout>::kTableBytes == 0) {
@@ -134,18 +203,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
     } else {
       prepare_scales(shared, work, other - kProducers, lane);
     }
-    return;
   }
-  take_registers<kMathRegisters>();
-  if (work.tiles > 0) {
-    load_query(shared, args, work, warp, lane);
-    fence_async_proxy();
-    barrier_meet(kMath, kMathThreads);
-    Math<Layout, Columns>(shared, args, work, warp / 4, Lane{warp % 4, lane}).run();
-  } else if (threadIdx.x < Columns) {
-    shared.part[threadIdx.x] = {0, 0};
-  }
-  write_latents(shared, args, work, int(threadIdx.x));
 }
 
 }  // namespace dsacore::cuda::many

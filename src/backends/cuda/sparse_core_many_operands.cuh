@@ -5,9 +5,8 @@
 // where the query is stored in the same order. Values for O^T = V^T P^T: M = latents, read by transposing loads of
 // 16-bit units, 2 (e4m3) or 4 (e2m1) latents a unit; which latent a row of M is, `latent_of` says.
 //
-// A CTA's rows lie in slots of 32. A set is the fragments of four wgmma: `fetch` loads its raw words, `make` turns them
-// into one fragment at a time, between two products of the set before: a product with A in registers holds its warp up
-// until the tensor core has taken them, and conversion fills that time.
+// A CTA's rows lie in slots of 32. Fragments are made in pairs: `fetch` loads the raw words of a pair, kPairsAhead
+// before `make` turns them into the fragments of its two products.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +18,10 @@
 namespace dsacore::cuda::many {
 
 inline constexpr int kSlotKeys = 32;
-inline constexpr int kSets = 8;       ///< of the 512 latents of a key
-inline constexpr int kValueSets = 4;  ///< of the 256 latents of a warpgroup and 64 keys
-
-using Fragments = uint32_t[4][4];
+inline constexpr int kLatentPairs = 16;  ///< pairs of products of the latents of keys; two more are of their pe
+inline constexpr int kKeyPairs = kLatentPairs + 2;
+inline constexpr int kValuePairs = 8;  ///< of the 256 latents of a warpgroup and 64 keys
+inline constexpr int kPairsAhead = 2;
 
 __device__ __forceinline__ uint32_t load_word(uint32_t address) {
   uint32_t r;
@@ -82,28 +81,20 @@ __device__ __forceinline__ uint32_t load_factor(uint32_t table, int block, int k
 
 // ---- e4m3 latents: fp8_ds_mla and fp8 ----
 
-/// Four k-steps of 16 bytes from `address`, this lane's row of the warp's 16 keys: rows 0-7 and 8-15 of bytes 0-15, and
-/// so on.
-__device__ __forceinline__ void fetch_byte_keys(uint32_t address, uint32_t (&raw)[2][4]) {
-  load_matrices(raw[0], address);
-  load_matrices(raw[1], address + 32);
-}
-__device__ __forceinline__ void make_byte_keys(const uint32_t (&raw)[2][4], int step, uint32_t (&a)[4]) {
-  const uint32_t(&x)[4] = raw[step / 2];
-  a[0] = low_e4m3_to_f16(x[step % 2 * 2]);
-  a[1] = low_e4m3_to_f16(x[step % 2 * 2 + 1]);
-  a[2] = high_e4m3_to_f16(x[step % 2 * 2]);
-  a[3] = high_e4m3_to_f16(x[step % 2 * 2 + 1]);
+/// Two k-steps of 16 bytes from `address`, this lane's row of the warp's 16 keys: rows 0-7 and 8-15 of bytes 0-15, and
+/// of bytes 16-31.
+__device__ __forceinline__ void make_byte_keys(const uint32_t (&raw)[4], int product, uint32_t (&a)[4]) {
+  a[0] = low_e4m3_to_f16(raw[2 * product]);
+  a[1] = low_e4m3_to_f16(raw[2 * product + 1]);
+  a[2] = high_e4m3_to_f16(raw[2 * product]);
+  a[3] = high_e4m3_to_f16(raw[2 * product + 1]);
 }
 
-/// 16 latents of this warp of 64 keys in two slots: 8 keys a word, two keys by two latents a lane.
-__device__ __forceinline__ void fetch_byte_values(const uint32_t (&address)[2], int at, uint32_t (&raw)[2][4]) {
-  for (int i = 0; i < 2; ++i) load_matrices_transposed(raw[i], address[i] + at);
-}
-__device__ __forceinline__ void make_byte_values(const uint32_t (&raw)[2][4], int step, uint32_t (&a)[4]) {
+/// 16 latents of this warp of 32 keys: 8 keys a word, two keys by two latents a lane.
+__device__ __forceinline__ void make_byte_values(const uint32_t (&raw)[4], int product, uint32_t (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint32_t word = permute_bytes(raw[step / 2][step % 2 * 2 + i], 0, 0x3120);
+    const uint32_t word = permute_bytes(raw[2 * product + i], 0, 0x3120);
     a[2 * i] = low_e4m3_to_f16(word);
     a[2 * i + 1] = high_e4m3_to_f16(word);
   }
@@ -121,10 +112,11 @@ struct ByteOperands {
   static __device__ __forceinline__ int latent_of(int block, Lane lane, int i) {
     return 64 * block + 16 * lane.warp + 2 * lane.row() + i;
   }
-  static __device__ __forceinline__ constexpr int value_block(int set, int) { return set; }
-  static __device__ __forceinline__ constexpr int value_step(int, int product) { return product; }
+  /// M block and k-step of a pair's product.
+  static __device__ __forceinline__ constexpr int value_block(int pair, int) { return pair / 2; }
+  static __device__ __forceinline__ constexpr int value_step(int pair, int product) { return pair % 2 * 2 + product; }
 
-  /// 16 dims of a query, as FP16 pairs of neighbours, in the order of load_byte_keys. `row` is the head's row in the B
+  /// 16 dims of a query, as FP16 pairs of neighbours, in the order of make_byte_keys. `row` is the head's row in the B
   /// tile of 64 dims, `swizzle` its xor.
   static __device__ __forceinline__ void store_query(uint32_t row, uint32_t swizzle, int unit,
                                                      const uint32_t (&pairs)[8]) {
@@ -142,19 +134,17 @@ struct RowOperands<KvFp8> : ByteOperands {
   static constexpr int kPitch = KvFp8::kRowBytes + 16;  ///< in shared memory; 592 meets no bank twice
   static constexpr int kTableBytes = 0;
   static constexpr bool kScaledKeys = false;  ///< keys have powers of two of their own
-  static constexpr bool kPlainPe = false;     ///< pe is BF16 and has sums of its own
+  static constexpr bool kPlainPe = false;     ///< pe is BF16, and added once latents are in units of logits
   static constexpr float kPeUnit = 1;         ///< of the query's pe against its latents
 
   struct Keys {
     uint32_t address;
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t, Lane lane)
         : address(key_row_address(slot, kPitch, lane)) {}
-    uint32_t raw[2][4];
-    __device__ __forceinline__ void fetch(int set) { fetch_byte_keys(address + 64 * set, raw); }
-    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const { make_byte_keys(raw, step, a); }
-    __device__ __forceinline__ void load_pe(Fragments& a) {
-      fetch(kSets);
-      for (int step = 0; step < 4; ++step) make(kSets, step, a[step]);
+    uint32_t raw[kPairsAhead][4];
+    __device__ __forceinline__ void fetch(int pair) { load_matrices(raw[pair % kPairsAhead], address + 32 * pair); }
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      make_byte_keys(raw[pair % kPairsAhead], product, a);
     }
   };
 
@@ -163,9 +153,13 @@ struct RowOperands<KvFp8> : ByteOperands {
     __device__ __forceinline__ Values(const uint32_t (&slots)[2], const uint32_t (&)[2], int group, Lane lane) {
       for (int i = 0; i < 2; ++i) address[i] = slots[i] + uint32_t(lane.lane * kPitch + 256 * group + 16 * lane.warp);
     }
-    uint32_t raw[2][4];
-    __device__ __forceinline__ void fetch(int set) { fetch_byte_values(address, 64 * set, raw); }
-    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const { make_byte_values(raw, step, a); }
+    uint32_t raw[kPairsAhead][4];
+    __device__ __forceinline__ void fetch(int pair) {
+      load_matrices_transposed(raw[pair % kPairsAhead], address[pair % 2] + pair / 2 * 64);
+    }
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      make_byte_values(raw[pair % kPairsAhead], product, a);
+    }
   };
 
   static __device__ __forceinline__ void make_table(uint32_t, uint32_t, int) {}
@@ -187,19 +181,19 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
     int key;
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t table, Lane lane)
         : address(key_row_address(slot, kPitch, lane)), table(table), key(lane.warp % 2 * 16 + lane.row()) {}
-    uint32_t raw[2][4], factors[2];
-    __device__ __forceinline__ void fetch(int set) {
-      fetch_byte_keys(address + 64 * set, raw);
-      for (int i = 0; i < 2; ++i) factors[i] = load_factor(table, set / 2, key + 8 * i);
+    uint32_t raw[kPairsAhead][4], factors[2];
+    __device__ __forceinline__ void fetch(int pair) {
+      if (pair < kLatentPairs) load_matrices(raw[pair % kPairsAhead], address + 32 * pair);
     }
-    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const {
-      make_byte_keys(raw, step, a);
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) {
+      if (pair >= kLatentPairs) {  // BF16, in its own order
+        return load_matrices(a, address + KvFp8DsMla::kPeAt + 64 * (pair - kLatentPairs) + 32 * product);
+      }
+      if (pair % 4 == 0 && product == 0) {
+        for (int i = 0; i < 2; ++i) factors[i] = load_factor(table, pair / 4, key + 8 * i);
+      }
+      make_byte_keys(raw[pair % kPairsAhead], product, a);
       for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], factors[i % 2]);
-    }
-    /// BF16, in its own order.
-    __device__ __forceinline__ void load_pe(Fragments& a) const {
-#pragma unroll
-      for (int step = 0; step < 4; ++step) load_matrices(a[step], address + KvFp8DsMla::kPeAt + 32 * step);
     }
   };
 
@@ -211,16 +205,15 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
         table[i] = tables[i] + factor_at(2 * group, 2 * lane.column());
       }
     }
-    uint32_t raw[2][4];
-    uint4 factors[2];
-    __device__ __forceinline__ void fetch(int set) {
-      fetch_byte_values(address, 64 * set, raw);
-      for (int i = 0; i < 2; ++i) factors[i] = load_words4(table[i] + set / 2 * 64);
+    uint32_t raw[kPairsAhead][4];
+    __device__ __forceinline__ void fetch(int pair) {
+      load_matrices_transposed(raw[pair % kPairsAhead], address[pair % 2] + pair / 2 * 64);
     }
-    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const {
-      make_byte_values(raw, step, a);
-      const uint4& f = factors[step / 2];
-      for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], step % 2 == 0 ? (i < 2 ? f.x : f.y) : (i < 2 ? f.z : f.w));
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      const uint2 factors = load_words2(table[pair % 2] + pair / 4 * 64 + 8 * product);
+      make_byte_values(raw[pair % kPairsAhead], product, a);
+      const uint32_t f[2] = {factors.x, factors.y};
+      for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], f[i / 2]);
     }
   };
 
@@ -263,15 +256,15 @@ struct RowOperands<KvNvfp4DsMla> {
   static __device__ __forceinline__ int latent_of(int block, Lane lane, int i) {
     return 128 * (block / 2) + 32 * lane.warp + 4 * lane.row() + 2 * (block % 2) + i;
   }
-  static __device__ __forceinline__ constexpr int value_block(int set, int product) {
-    return set / 2 * 2 + product / 2;
+  static __device__ __forceinline__ constexpr int value_block(int pair, int) { return pair / 4 * 2 + pair % 2; }
+  static __device__ __forceinline__ constexpr int value_step(int pair, int product) {
+    return pair / 2 % 2 * 2 + product;
   }
-  static __device__ __forceinline__ constexpr int value_step(int set, int product) { return set % 2 * 2 + product % 2; }
 
-  /// A set is 64 dims; a lane holds a block of 16 of them: the order in which the row keeps its scales.
+  /// Of 64 dims, two pairs, a lane holds a block of 16: the order in which the row keeps its scales.
   struct Keys {
     uint32_t nibbles, pe;
-    uint2 scales[2];  // of rows r and r + 8: block 4 set + column
+    uint2 scales[2];  // of rows r and r + 8: block 4 n + column
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t, Lane lane)
         : nibbles(slot + uint32_t((lane.warp % 2 * 16 + lane.row()) * kPitch + 8 * lane.column())),
           pe(key_row_address(slot, kPitch, lane) + KvNvfp4DsMla::kPeAt) {
@@ -279,30 +272,33 @@ struct RowOperands<KvNvfp4DsMla> {
     }
     uint2 codes[2];
     uint32_t factors[2];
-    uint32_t raw_pe[2][4];
-    __device__ __forceinline__ void fetch(int set) {
+    uint32_t raw_pe[kPairsAhead][4];
+    __device__ __forceinline__ void fetch(int pair) {
+      if (pair >= kLatentPairs) {
+        return load_matrices(raw_pe[pair % kPairsAhead], pe + 32 * (pair - kLatentPairs));
+      }
+      if (pair % 2 == 0) return;  // with the next, when both pairs before are made
+      const int n = pair / 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        codes[i] = load_words2(nibbles + i * 8 * kPitch + 32 * set);
-        const uint32_t word = set < 4 ? scales[i].x : scales[i].y;
-        factors[i] = multiply_f16(low_e4m3_to_f16(permute_bytes(word, 0, uint32_t(set % 4 * 0x1111))), kFactorUnit);
+        codes[i] = load_words2(nibbles + i * 8 * kPitch + 32 * n);
+        const uint32_t word = n < 4 ? scales[i].x : scales[i].y;
+        factors[i] = multiply_f16(low_e4m3_to_f16(permute_bytes(word, 0, uint32_t(n % 4 * 0x1111))), kFactorUnit);
       }
     }
-    __device__ __forceinline__ void make(int, int step, uint32_t (&a)[4]) const {
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      if (pair >= kLatentPairs) return make_byte_keys(raw_pe[pair % kPairsAhead], product, a);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t word = step < 2 ? codes[i].x : codes[i].y;
-        a[i] = multiply_f16(step % 2 == 0 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factors[i]);
-        a[2 + i] = multiply_f16(step % 2 == 0 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factors[i]);
+        const uint32_t word = pair % 2 == 0 ? codes[i].x : codes[i].y;
+        a[i] = multiply_f16(product == 0 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factors[i]);
+        a[2 + i] = multiply_f16(product == 0 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factors[i]);
       }
-    }
-    __device__ __forceinline__ void load_pe(Fragments& a) {
-      fetch_byte_keys(pe, raw_pe);
-      for (int step = 0; step < 4; ++step) make_byte_keys(raw_pe, step, a[step]);
     }
   };
 
-  /// A set is two M blocks of one slot: a unit's latents 0, 1 are rows r, r + 8 of the first, 2 and 3 of the second.
+  /// Two pairs are two M blocks of one slot: a unit's latents 0, 1 are rows r, r + 8 of the first, 2 and 3 of the
+  /// second.
   struct Values {
     uint32_t address[2], table[2];
     __device__ __forceinline__ Values(const uint32_t (&slots)[2], const uint32_t (&tables)[2], int group, Lane lane) {
@@ -312,18 +308,17 @@ struct RowOperands<KvNvfp4DsMla> {
       }
     }
     uint32_t raw[4];  // of 8 keys each: two keys by four latents a lane
-    uint4 factors;
-    __device__ __forceinline__ void fetch(int set) {
-      load_matrices_transposed(raw, address[set % 2] + 64 * (set / 2));
-      factors = load_words4(table[set % 2] + 8 * 64 * (set / 2));
+    __device__ __forceinline__ void fetch(int pair) {
+      if (pair % 2 != 0) load_matrices_transposed(raw, address[pair / 2 % 2] + pair / 4 * 64);
     }
-    __device__ __forceinline__ void make(int, int product, uint32_t (&a)[4]) const {
+    __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
+      const uint2 both = load_words2(table[pair / 2 % 2] + pair / 4 * 8 * 64 + 8 * product);
+      const uint32_t factors[2] = {both.x, both.y};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t word = raw[product % 2 * 2 + i];
-        const uint32_t factor = product % 2 == 0 ? (i == 0 ? factors.x : factors.y) : (i == 0 ? factors.z : factors.w);
-        a[2 * i] = multiply_f16(product < 2 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factor);
-        a[2 * i + 1] = multiply_f16(product < 2 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factor);
+        const uint32_t word = raw[2 * product + i];
+        a[2 * i] = multiply_f16(pair % 2 == 0 ? e2m1_to_f16<0>(word) : e2m1_to_f16<2>(word), factors[i]);
+        a[2 * i + 1] = multiply_f16(pair % 2 == 0 ? e2m1_to_f16<1>(word) : e2m1_to_f16<3>(word), factors[i]);
       }
     }
   };

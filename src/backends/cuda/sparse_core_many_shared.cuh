@@ -1,4 +1,5 @@
-// Sparse core for many heads: what the warps of a CTA share, and what a CTA has to do.
+// Sparse core for many heads: what the warps of a CTA share, what a CTA has to do, and what its math warpgroups have in
+// common.
 #pragma once
 
 #include <algorithm>
@@ -7,52 +8,63 @@
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/convert.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sparse_core_many.h"
 #include "backends/cuda/sparse_core_many_operands.cuh"
 
 namespace dsacore::cuda::many {
 
-inline constexpr int kMathGroups = 2;
-inline constexpr int kMathWarps = 4 * kMathGroups;
-inline constexpr int kMathThreads = 32 * kMathWarps;
+inline constexpr int kScoreGroups = 2, kLatentGroups = 2;  // warpgroups, in this order; then one for everything else
+inline constexpr int kScoreThreads = 128 * kScoreGroups, kLatentThreads = 128 * kLatentGroups;
+inline constexpr int kMathThreads = kScoreThreads + kLatentThreads, kMathWarps = kMathThreads / 32;
 inline constexpr int kThreads = kMathThreads + 128;
-inline constexpr int kProducers = 2, kHelpers = 2;                // 4 and none where there is nothing to prepare
-inline constexpr int kMathRegisters = 232, kOtherRegisters = 40;  // of 168 each
+inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
+inline constexpr int kScoreRegisters = 88, kLatentRegisters = 136, kOtherRegisters = 32;  // of 96 each
+/// Fragments of a warp in registers, and of how many products they are made and multiplied at once: each time costs.
+inline constexpr int kOpenKeys = 4, kKeysAtOnce = 2, kOpenValues = 2, kValuesAtOnce = 2;
 
 /// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of
 /// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
 /// powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
+/// A weight is p, times 2^(exponent of the key - kUnitShift), times 2^(kUnitShift - offset of the head): nothing
+/// between overflows, and the unit of every offset in this range is an FP32.
+inline constexpr int kUnitShift = 4;
+inline constexpr float kLeastOffset = -122, kMostOffset = 124;
 
-/// Named barriers: `kWeights + g`: the weights that warpgroup g has written can be read; `kGroup + g`: of the
-/// warpgroup's own. Nobody waits until weights have been read: g writes its next ones after it has met the other
-/// group's, which were written after those had been read.
-enum NamedBarrier { kWeights = 1, kGroup = 3, kMath = 5 };
+/// Named barriers: of a warpgroup of scores, of both, of both warpgroups of latents, and of all four.
+enum NamedBarrier { kGroup = 1, kScores = 3, kLatents = 4, kMath = 5 };
 
 template <class Layout, int Columns>
 struct Shared {
   static constexpr int kSlotBytes = kSlotKeys * RowOperands<Layout>::kPitch;
   static constexpr int kTableBytes = RowOperands<Layout>::kTableBytes > 0 ? RowOperands<Layout>::kTableBytes : 16;
   static constexpr int kBlockBytes = Columns * 128;  // 64 elements of every head
-  static constexpr int kFixedBytes = (kQueryRow / 64 + kMathGroups) * kBlockBytes + Columns * 128 + 1024;
-  static constexpr int kSlots = std::min(10, (kWholeOfShared - kFixedBytes) / (kSlotBytes + kTableBytes + 24));
+  static constexpr int kFixedBytes = (kQueryRow / 64 + kScoreGroups) * kBlockBytes + Columns * 128 + 1024;
+  /// Even: a barrier tells by parity alone whether its rows are there, so that a helper must have waited for all of a
+  /// slot before (with 7 slots it took rows for arrived that were not, where those of later slots came first).
+  static constexpr int kSlots =
+      std::min(10, (kWholeOfShared - kFixedBytes) / (kSlotBytes + kTableBytes + 24)) / kHelpers * kHelpers;
   static_assert(kSlots >= 4, "two tiles are read at a time");
 
   alignas(1024) std::byte query[kQueryRow / 64][kBlockBytes];
-  alignas(1024) std::byte weights[kMathGroups][kBlockBytes];
+  alignas(1024) std::byte weights[kScoreGroups][kBlockBytes];
   alignas(128) std::byte slots[kSlots][kSlotBytes];
   alignas(16) std::byte tables[kSlots][kTableBytes];
-  alignas(16) float largest[Columns];                  ///< reference of p, base 2, an integer
-  alignas(16) float offset[Columns];                   ///< what the reference of V's weights lies above it
-  alignas(16) float query_unit[Columns];               ///< what the head's FP16 query is to be multiplied by
-  alignas(16) float rescale[kMathGroups][Columns];     ///< of latents summed before these weights
-  alignas(16) float lower_sums[kMathGroups][Columns];  ///< of p summed before
-  alignas(16) float peaks[4][2][Columns];              ///< one warpgroup at a time
-  alignas(16) float sums[kMathWarps][Columns];
-  alignas(16) SplitSum part[Columns];  ///< of this CTA, read by its cluster
+  alignas(16) float largest[Columns];                   ///< reference of p, base 2, an integer
+  alignas(16) float offset[Columns];                    ///< what the reference of V's weights lies above it
+  alignas(16) float weight_unit[Columns];               ///< 2^(kUnitShift - offset)
+  alignas(16) float query_unit[Columns];                ///< what the head's FP16 query is to be multiplied by
+  alignas(16) float rescale[kScoreGroups][Columns];     ///< of latents summed before these weights
+  alignas(16) float lower_sums[kScoreGroups][Columns];  ///< of p summed before
+  alignas(16) float sums[4 * kScoreGroups][Columns];
+  alignas(16) float2 factors[Columns];  ///< of the summed latents: x, and y where keys are scaled
+  alignas(16) SplitSum part[Columns];   ///< of this CTA, read by its cluster
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
-  uint32_t raised[kMathGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums
-                                 ///< are void
+  /// Weights of a warpgroup of scores: they and the references after them can be read; they have been.
+  alignas(8) uint64_t written[kScoreGroups], read[kScoreGroups];
+  uint32_t raised[kScoreGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums
+                                  ///< are void
 
   static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
   static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
@@ -89,5 +101,41 @@ __device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, int unit) {
 
 /// 2^(from - to), 1 where they are equal, infinities included.
 __device__ __forceinline__ float step_down(float from, float to) { return from == to ? 1.0f : exp2_approx(from - to); }
+
+/// What the math warpgroups have in common. Accumulators are indexed [4 j + 2 i + e]: row 8 i + r of the warp's 16,
+/// head 8 j + 2 c + e (r, c = lane / 4, lane % 4); what belongs to a head alone [2 j + e].
+template <class Layout, int Columns>
+struct Tiles {
+  using S = Shared<Layout, Columns>;
+  using F = RowOperands<Layout>;
+  using F16 = WgmmaShape<Operands::kF16, Columns>;
+  static constexpr int kAccumulators = Columns / 2;
+  static constexpr int kHeads = Columns / 4;
+
+  S& shared;
+  const Work& work;
+  const Lane lane;
+  const uint32_t base;  ///< address of `shared`; one register for all that is addressed by number
+
+  __device__ __forceinline__ Tiles(S& shared, const Work& work, Lane lane)
+      : shared(shared), work(work), lane(lane), base(fixed_shared_address(&shared)) {}
+
+  __device__ __forceinline__ int head_of(int h) const { return h / 2 * 8 + 2 * lane.column() + h % 2; }
+  /// A head's values of [Columns] in shared memory.
+  __device__ __forceinline__ void load_heads(const float* from, float (&to)[kHeads]) const {
+#pragma unroll
+    for (int j = 0; j < kHeads / 2; ++j) {
+      const float2 both = *reinterpret_cast<const float2*>(from + head_of(2 * j));
+      to[2 * j] = both.x, to[2 * j + 1] = both.y;
+    }
+  }
+  static __device__ __forceinline__ uint32_t slot_of(int nth) { return uint32_t(nth % S::kSlots); }
+  __device__ __forceinline__ uint32_t rows_of(uint32_t slot) const {
+    return base + uint32_t(offsetof(S, slots)) + slot * S::kSlotBytes;
+  }
+  __device__ __forceinline__ uint32_t table_of(uint32_t slot) const {
+    return base + uint32_t(offsetof(S, tables)) + slot * S::kTableBytes;
+  }
+};
 
 }  // namespace dsacore::cuda::many

@@ -1,0 +1,278 @@
+// Sparse core for many heads: a warpgroup that makes every other tile's logits, and of them the weights of its values.
+#pragma once
+
+#include "backends/cuda/ptx/named_barrier.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sparse_core_many_shared.cuh"
+
+namespace dsacore::cuda::many {
+
+template <class Layout, int Columns>
+struct Scores : Tiles<Layout, Columns> {
+  using T = Tiles<Layout, Columns>;
+  using T::base;
+  using T::kAccumulators;
+  using T::kHeads;
+  using T::lane;
+  using T::shared;
+  using T::work;
+  using typename T::F;
+  using typename T::F16;
+  using typename T::S;
+
+  const ManyHeadsArgs& args;
+  const int group;
+
+  float logits[kAccumulators];  ///< base 2, of the current tile
+  float sums[kHeads] = {};      ///< of p, over this thread's keys
+  float exponents[2] = {};      ///< of the keys of the current tile, rows r and r + 8
+  float key_units[2] = {};      ///< 2^(exponent - kUnitShift)
+
+  __device__ __forceinline__ Scores(S& shared, const ManyHeadsArgs& args, const Work& work, int group, Lane lane)
+      : T(shared, work, lane), args(args), group(group) {}
+
+  __device__ __forceinline__ void run() {
+    for (int tile = group; tile < work.tiles; tile += kScoreGroups) {
+      score(tile);
+      follow(tile);
+      weigh();
+    }
+    finish();
+  }
+
+  /// Logits of a tile.
+  __device__ __forceinline__ void score(int tile) {
+    const int nth = 2 * tile + lane.warp / 2;
+    const uint32_t slot = T::slot_of(nth);
+    const Barrier ready{base + uint32_t(F::kTableBytes > 0 ? offsetof(S, ready) : offsetof(S, full)) + 8 * slot};
+    ready.wait(uint32_t(nth / S::kSlots) & 1);
+    const uint32_t table = T::table_of(slot);
+    typename F::Keys keys(T::rows_of(slot), table, lane);
+    uint32_t a[kOpenKeys][4];
+    for (int pair = 0; pair < kPairsAhead; ++pair) keys.fetch(pair);
+    multiply<0, 2 * kLatentPairs>(keys, a);
+    if constexpr (F::kPlainPe) scale_keys(table);
+    multiply<2 * kLatentPairs, 2 * kKeyPairs>(keys, a);
+    wgmma_wait<0>();
+    wgmma_settle(logits);
+
+#pragma unroll
+    for (float& x : logits) x = fmaf(x, args.scale_high, x * args.scale_low);
+    const int left = int(work.valid - work.first) - tile * kManyHeadsTile;
+    if (left >= kManyHeadsTile) return;
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) {
+      if (16 * lane.warp + i / 2 % 2 * 8 + lane.row() >= left) logits[i] = -INFINITY;
+    }
+  }
+
+  /// Adds products of 16 dims to the logits.
+  template <int First, int Last>
+  __device__ __forceinline__ void multiply(typename F::Keys& keys, uint32_t (&a)[kOpenKeys][4]) {
+    constexpr int kFirstOpen = F::kPlainPe ? First : 0;
+    const uint64_t query_tile = swizzled_tile(base + uint32_t(offsetof(S, query)));
+#pragma unroll
+    for (int first = First; first < Last; first += kKeysAtOnce) {
+      if (first - kFirstOpen >= kOpenKeys)
+        wgmma_wait<kOpenKeys / kKeysAtOnce - 1>();  // those that read what is made now
+#pragma unroll
+      for (int product = first; product < first + kKeysAtOnce; ++product) {
+        keys.make(product / 2, product % 2, a[product % kOpenKeys]);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int product = first; product < first + kKeysAtOnce; ++product) {
+        const uint64_t dims = query_tile + uint64_t(product / 4 * S::kBlockBytes / 16 + product % 4 * 2);
+        if (product >= 2 * kLatentPairs && F::kPlainPe) {
+          WgmmaShape<Operands::kBf16, Columns>::registers(logits, a[product % kOpenKeys], dims, 1);
+        } else {
+          F16::registers(logits, a[product % kOpenKeys], dims, product > 0);
+        }
+      }
+      wgmma_commit();
+#pragma unroll
+      for (int pair = first / 2 + kPairsAhead; pair < (first + kKeysAtOnce) / 2 + kPairsAhead; ++pair) {
+        if (pair < kKeyPairs) keys.fetch(pair);
+      }
+    }
+  }
+
+  /// The products of latents in units of the logits: pe, which has no scale, is added to them.
+  __device__ __forceinline__ void scale_keys(uint32_t table) {
+    wgmma_wait<0>();
+    wgmma_settle(logits);
+    float units[kHeads];
+    T::load_heads(shared.query_unit, units);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = 16 * lane.warp + 8 * i + lane.row();
+      exponents[i] = float_of(load_word(table + F::kExponentsAt + 4 * (key % kSlotKeys)));
+      const float key_unit = float_of(uint32_t(int(exponents[i]) + 127) << 23);
+      key_units[i] = key_unit * (1.0f / (1 << kUnitShift));
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float& x = logits[h / 2 * 4 + 2 * i + h % 2];
+        x = x * units[h] * key_unit;
+      }
+    }
+  }
+
+  /// Waits for the references after the tile before, and for the place of the weights; brings this thread's sums to
+  /// those references.
+  __device__ __forceinline__ void follow(int tile) {
+    const int other = group ^ 1;
+    if (tile >= kScoreGroups) {
+      Barrier{base + uint32_t(offsetof(S, read)) + 8 * group}.wait(uint32_t(tile / kScoreGroups - 1) & 1);
+    }
+    if (tile == 0) return;
+    Barrier{base + uint32_t(offsetof(S, written)) + 8 * other}.wait(uint32_t((tile - 1) / kScoreGroups) & 1);
+    if (shared.raised[other] != 0) lower_sums(other);
+  }
+
+  /// Weights of a tile from its logits, into the group's place in shared memory.
+  __device__ __forceinline__ void weigh() {
+    const bool raised = barrier_any(kGroup + group, 128, outgrown());
+    if (raised) raise();
+    float largest[kHeads], unit[kHeads];
+    T::load_heads(shared.largest, largest);
+    if constexpr (F::kScaledKeys) T::load_heads(shared.weight_unit, unit);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = logits[h / 2 * 4 + 2 * i + h % 2];
+        x -= largest[h];
+        const float p = exp2_approx(x);
+        sums[h] += p;
+        x = F::kScaledKeys ? p * key_units[i] * unit[h] : p;
+      }
+    }
+    store_weights();
+    if (lane.warp == 0 && lane.lane == 0) shared.raised[group] = raised;
+    fence_async_proxy();
+    __syncwarp();
+    if (lane.lane == 0) Barrier{base + uint32_t(offsetof(S, written)) + 8 * group}.arrive();
+  }
+
+  /// Whether a logit of this thread is too far above a reference.
+  __device__ __forceinline__ bool outgrown() const {
+    float largest[kHeads], offset[kHeads];
+    T::load_heads(shared.largest, largest);
+    if constexpr (F::kScaledKeys) T::load_heads(shared.offset, offset);
+    bool over = false;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float x = logits[h / 2 * 4 + 2 * i + h % 2] - largest[h];
+        over |= x > kLargestP;
+        if constexpr (F::kScaledKeys) over |= x + exponents[i] > offset[h] + kLargestWeight;
+      }
+    }
+    return over;
+  }
+
+  /// Raises the references of those heads whose logits have outgrown them. No head's bits depend on another head.
+  __device__ __forceinline__ void raise() {
+    const float peak = peak_of_head([&](float x, int) { return x; });
+    float weighted = 0;
+    if constexpr (F::kScaledKeys) weighted = peak_of_head([&](float x, int i) { return x + exponents[i]; });
+    if (head_of_thread() < Columns) raise_head(head_of_thread(), peak, weighted);
+    barrier_meet(kGroup + group, 128);
+    lower_sums(group);
+  }
+  __device__ __forceinline__ int head_of_thread() const { return 32 * lane.warp + lane.lane; }
+  /// Largest `value(logit, i)` of this thread's head, by way of the weights' place, which the readers have left.
+  template <class Value>
+  __device__ __forceinline__ float peak_of_head(Value value) {
+    auto* place = reinterpret_cast<float*>(shared.weights[group]);  // [Columns][32 places of rows]
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const int at = h / 2 * 4 + h % 2;
+      place[T::head_of(h) * 32 + 8 * lane.warp + lane.row()] = fmaxf(value(logits[at], 0), value(logits[at + 2], 1));
+    }
+    barrier_meet(kGroup + group, 128);
+    float peak = -INFINITY;
+    if (head_of_thread() < Columns) {
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) peak = fmaxf(peak, place[head_of_thread() * 32 + (i + lane.lane) % 32]);
+    }
+    barrier_meet(kGroup + group, 128);
+    return peak;
+  }
+  __device__ __forceinline__ void raise_head(int head, float peak, float weighted_peak) {
+    const float before = shared.largest[head];
+    const float largest = peak - before > kLargestP ? ceilf(peak) : before;
+    const float lower = step_down(before, largest);
+    float rescale = lower;
+    if constexpr (F::kScaledKeys) {
+      float offset = shared.offset[head];
+      if (before != largest) offset -= largest - before;
+      const float unraised = offset, weighted = weighted_peak - largest;
+      // However coarse the peak of large logits is: the weights use the offset alone.
+      if (weighted > offset + kLargestWeight) offset = ceilf(weighted) - kWeightRoom;
+      offset = fminf(fmaxf(offset, kLeastOffset), kMostOffset);
+      rescale = step_down(unraised, offset);
+      shared.offset[head] = offset;
+      shared.weight_unit[head] = float_of(uint32_t(127 + kUnitShift - int(offset)) << 23);
+    }
+    shared.largest[head] = largest;
+    shared.lower_sums[group][head] = lower;
+    shared.rescale[group][head] = rescale;
+  }
+
+  /// Brings this thread's sums to the references that `source` has raised.
+  __device__ __forceinline__ void lower_sums(int source) {
+    float lower[kHeads];
+    T::load_heads(shared.lower_sums[source], lower);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) sums[h] *= lower[h];
+  }
+
+  /// P^T as a K-major B operand: [head][key], 128 bytes a head, swizzled.
+  __device__ __forceinline__ void store_weights() {
+    const int row = lane.lane % 8,
+              tile = lane.lane / 8;  // 8 x 8 tiles: keys 0-7, 8-15 of the warp, then of the next 8 heads
+    const uint32_t to = base + uint32_t(offsetof(S, weights)) + group * S::kBlockBytes +
+                        uint32_t((tile / 2 * 8 + row) * 128) +
+                        (uint32_t((2 * lane.warp + tile % 2) * 16) ^ uint32_t(row * 16));
+    uint32_t pairs[kAccumulators / 2];
+#pragma unroll
+    for (int i = 0; i < kAccumulators / 2; ++i) pairs[i] = to_f16(logits[2 * i], logits[2 * i + 1]);
+#pragma unroll
+    for (int j = 0; j < Columns / 16; ++j) {
+      store_matrices_transposed(to + j * 2048, {pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]});
+    }
+    if constexpr (Columns % 16 != 0) {
+      constexpr int kLast = Columns / 16;
+      store_matrices_transposed(to + kLast * 2048, {pairs[4 * kLast], pairs[4 * kLast + 1]});
+    }
+  }
+
+  /// The softmax's denominators.
+  __device__ __forceinline__ void finish() {
+    if ((work.tiles - 1) % kScoreGroups != group) follow(work.tiles);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) sums[h] += __shfl_xor_sync(0xFFFFFFFFu, sums[h], mask);
+      if (lane.row() == 0) shared.sums[4 * group + lane.warp][T::head_of(h)] = sums[h];
+    }
+    barrier_meet(kScores, kScoreThreads);
+    const int head = 128 * group + 32 * lane.warp + lane.lane;
+    if (head < Columns) {
+      float sum = shared.sums[0][head];
+      for (int warp = 1; warp < 4 * kScoreGroups; ++warp) sum += shared.sums[warp][head];
+      shared.part[head] = {shared.largest[head], sum};
+      float2 factors = {1 / sum, 1};
+      if constexpr (F::kScaledKeys) {  // and half of the weights' unit each: its whole may be no FP32
+        const float offset = shared.offset[head], half = truncf(offset * 0.5f);
+        factors = {factors.x * exp2_approx(half), exp2_approx(offset - half)};
+      }
+      shared.factors[head] = factors;
+    }
+    barrier_arrive(kMath, kMathThreads);
+  }
+};
+
+}  // namespace dsacore::cuda::many
