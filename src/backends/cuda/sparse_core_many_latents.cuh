@@ -50,26 +50,10 @@ struct Latents : Tiles<Layout, Columns> {
     typename F::Values values(rows, scales, group, lane);
     const uint64_t weights = swizzled_tile(base + uint32_t(offsetof(S, weights)) + source * S::kBlockBytes);
     uint32_t a[kOpenValues][4];
-    for (int pair = 0; pair < kPairsAhead; ++pair) values.fetch(pair);
-#pragma unroll
-    for (int first = 0; first < 2 * kValuePairs; first += kValuesAtOnce) {
-      if (first >= kOpenValues) wgmma_wait<kOpenValues / kValuesAtOnce - 1>();  // those that read what is made now
-#pragma unroll
-      for (int product = first; product < first + kValuesAtOnce; ++product) {
-        values.make(product / 2, product % 2, a[product % kOpenValues]);
-      }
-      wgmma_fence();
-#pragma unroll
-      for (int product = first; product < first + kValuesAtOnce; ++product) {
-        F16::registers(sums[F::value_block(product / 2, product % 2)], a[product % kOpenValues],
-                       weights + 2 * F::value_step(product / 2, product % 2), 1);
-      }
-      wgmma_commit();
-#pragma unroll
-      for (int pair = first / 2 + kPairsAhead; pair < (first + kValuesAtOnce) / 2 + kPairsAhead; ++pair) {
-        if (pair < kValuePairs) values.fetch(pair);
-      }
-    }
+    multiply_made<0, 2 * kValuePairs, 0, kValuePairs>(values, a, [&](int product, const uint32_t(&fragment)[4]) {
+      F16::registers(sums[F::value_block(product / 2, product % 2)], fragment,
+                     weights + 2 * F::value_step(product / 2, product % 2), 1);
+    });
     __syncwarp();  // all lanes have their fragments
     if (lane.lane == 0) {
       for (const uint32_t s : slot) Barrier{base + uint32_t(offsetof(S, empty)) + 8 * s}.arrive();

@@ -49,7 +49,6 @@ struct Scores : Tiles<Layout, Columns> {
     const uint32_t table = T::table_of(slot);
     typename F::Keys keys(T::rows_of(slot), table, lane);
     uint32_t a[kOpenKeys][4];
-    for (int pair = 0; pair < kPairsAhead; ++pair) keys.fetch(pair);
     multiply<0, 2 * kLatentPairs>(keys, a);
     if constexpr (F::kPlainPe) scale_keys(table);
     multiply<2 * kLatentPairs, 2 * kKeyPairs>(keys, a);
@@ -71,30 +70,14 @@ struct Scores : Tiles<Layout, Columns> {
   __device__ __forceinline__ void multiply(typename F::Keys& keys, uint32_t (&a)[kOpenKeys][4]) {
     constexpr int kFirstOpen = F::kPlainPe ? First : 0;
     const uint64_t query_tile = swizzled_tile(base + uint32_t(offsetof(S, query)));
-#pragma unroll
-    for (int first = First; first < Last; first += kKeysAtOnce) {
-      if (first - kFirstOpen >= kOpenKeys)
-        wgmma_wait<kOpenKeys / kKeysAtOnce - 1>();  // those that read what is made now
-#pragma unroll
-      for (int product = first; product < first + kKeysAtOnce; ++product) {
-        keys.make(product / 2, product % 2, a[product % kOpenKeys]);
+    multiply_made<First, Last, kFirstOpen, kKeyPairs>(keys, a, [&](int product, const uint32_t(&fragment)[4]) {
+      const uint64_t dims = query_tile + uint64_t(product / 4 * S::kBlockBytes / 16 + product % 4 * 2);
+      if (product >= 2 * kLatentPairs && F::kPlainPe) {
+        WgmmaShape<Operands::kBf16, Columns>::registers(logits, fragment, dims, 1);
+      } else {
+        F16::registers(logits, fragment, dims, product > 0);
       }
-      wgmma_fence();
-#pragma unroll
-      for (int product = first; product < first + kKeysAtOnce; ++product) {
-        const uint64_t dims = query_tile + uint64_t(product / 4 * S::kBlockBytes / 16 + product % 4 * 2);
-        if (product >= 2 * kLatentPairs && F::kPlainPe) {
-          WgmmaShape<Operands::kBf16, Columns>::registers(logits, a[product % kOpenKeys], dims, 1);
-        } else {
-          F16::registers(logits, a[product % kOpenKeys], dims, product > 0);
-        }
-      }
-      wgmma_commit();
-#pragma unroll
-      for (int pair = first / 2 + kPairsAhead; pair < (first + kKeysAtOnce) / 2 + kPairsAhead; ++pair) {
-        if (pair < kKeyPairs) keys.fetch(pair);
-      }
-    }
+    });
   }
 
   /// The products of latents in units of the logits: pe, which has no scale, is added to them.

@@ -21,7 +21,7 @@ inline constexpr int kThreads = kMathThreads + 128;
 inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
 inline constexpr int kScoreRegisters = 88, kLatentRegisters = 136, kOtherRegisters = 32;  // of 96 each
 /// Fragments of a warp in registers, and of how many products they are made and multiplied at once: each time costs.
-inline constexpr int kOpenKeys = 4, kKeysAtOnce = 2, kOpenValues = 2, kValuesAtOnce = 2;
+inline constexpr int kOpenKeys = 4, kOpenValues = 2, kAtOnce = 2;
 
 /// The reference of a softmax is raised when a logit is 2^8 above it, so p stays below 2^8. Weights of V in units of
 /// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
@@ -101,6 +101,32 @@ __device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, int unit) {
 
 /// 2^(from - to), 1 where they are equal, infinities included.
 __device__ __forceinline__ float step_down(float from, float to) { return from == to ? 1.0f : exp2_approx(from - to); }
+
+/// Products `First` to `Last` of fragments that are made on the way: raw words are loaded kPairsAhead of them, kAtOnce
+/// are made and then issued, by `multiply(product, fragment)`, and up to `Open` lie in registers, those from
+/// `FirstOpen` on. One range goes on where another has ended.
+template <int First, int Last, int FirstOpen, int Pairs, class Fragments, int Open, class Multiply>
+__device__ __forceinline__ void multiply_made(Fragments& fragments, uint32_t (&a)[Open][4], const Multiply& multiply) {
+  if constexpr (First == 0) {
+    for (int pair = 0; pair < kPairsAhead; ++pair) fragments.fetch(pair);
+  }
+#pragma unroll
+  for (int first = First; first < Last; first += kAtOnce) {
+    if (first - FirstOpen >= Open) wgmma_wait<Open / kAtOnce - 1>();  // those that read what is made now
+#pragma unroll
+    for (int product = first; product < first + kAtOnce; ++product) {
+      fragments.make(product / 2, product % 2, a[product % Open]);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int product = first; product < first + kAtOnce; ++product) multiply(product, a[product % Open]);
+    wgmma_commit();
+#pragma unroll
+    for (int pair = first / 2 + kPairsAhead; pair < (first + kAtOnce) / 2 + kPairsAhead; ++pair) {
+      if (pair < Pairs) fragments.fetch(pair);
+    }
+  }
+}
 
 /// What the math warpgroups have in common. Accumulators are indexed [4 j + 2 i + e]: row 8 i + r of the warp's 16,
 /// head 8 j + 2 c + e (r, c = lane / 4, lane % 4); what belongs to a head alone [2 j + e].
