@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kUnitEntries = 2048;
-constexpr int kMaxBlocks = 1056;  // resident at once on 132 SMs
+constexpr int kMaxBlocks = 8 * kMultiprocessors;  // resident at once
 constexpr int kSlotUnits = 2;
 static_assert(kThreads >= kMaxRows, "one thread a slot");
 

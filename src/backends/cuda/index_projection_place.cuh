@@ -7,6 +7,7 @@
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/tensor_copy.cuh"
+#include "backends/cuda/uniform.cuh"
 
 namespace dsacore::cuda {
 
@@ -110,8 +111,8 @@ struct FrontPlace {
         base(shared_address(memory)),
         rank(cluster_rank()),
         cluster(int(blockIdx.x) / kParts),
-        warpgroup(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) / kWarpgroup, 0)),
-        first_warp(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) % kWarpgroup / 32, 0) == 0),
+        warpgroup(uniform(int(threadIdx.x) / kWarpgroup)),
+        first_warp(uniform(int(threadIdx.x) % kWarpgroup / 32) == 0),
         part(part_of(int(rank), a.row_blocks())) {}
 
   __device__ __forceinline__ int chunks() const { return part.blocks * kBlockChunks; }

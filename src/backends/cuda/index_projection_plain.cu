@@ -7,6 +7,7 @@
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/tensor_copy.cuh"
 #include "backends/cuda/tensor_map.h"
+#include "backends/cuda/uniform.cuh"
 
 namespace dsacore::cuda {
 namespace {
@@ -77,7 +78,7 @@ __device__ __forceinline__ void copy_chunks(const ProductArguments& a, const Sta
 /// One index head of up to 64 rows a CTA; a warpgroup has 64 of the head's 128 values.
 __global__ void __launch_bounds__(kProductThreads) index_product(const __grid_constant__ ProductArguments a) {
   extern __shared__ __align__(1024) std::byte shared[];
-  const int warp = __shfl_sync(0xFFFFFFFF, int(threadIdx.x) / 32, 0);
+  const int warp = uniform_warp();
   const int chunks = a.q_lora / kChunkColumns;
   const Stages stages{shared_address(shared)};
   stages.init();

@@ -12,6 +12,8 @@
 
 namespace dsacore::cuda {
 
+/// SMs of the chip that plans are made for (H100 SXM, H200): with fewer they are slower, never wrong.
+inline constexpr int kMultiprocessors = 132;
 /// Of an SM's shared memory: what a CTA may take alone, and at most where another CTA is to fit beside it.
 inline constexpr int kWholeOfShared = 227 * 1024, kHalfOfShared = 113 * 1024;
 

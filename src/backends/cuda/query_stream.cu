@@ -25,6 +25,7 @@
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/query_rows.cuh"
 #include "backends/cuda/tensor_map.h"
+#include "backends/cuda/uniform.cuh"
 
 namespace dsacore::cuda::query {
 namespace {
@@ -37,7 +38,6 @@ constexpr int kLineBytes = 128;                     // of 64 values, swizzled
 constexpr int kPartBytes = kNope * kLineBytes;      // 64 columns of W_UK
 constexpr int kNopeReady = 1, kNopeFree = 2;        // named barriers
 constexpr int kMoreThanHalf = kHalfOfShared + 128;  // two such CTAs find no room
-constexpr int kMultiprocessors = 132;
 
 struct StreamMaps {
   CUtensorMap w_qb, w_uk, q_c;
@@ -82,7 +82,7 @@ class StreamKernel {
         head_(int(blockIdx.x) / Ctas % p.heads),
         first_(int(blockIdx.x) / Ctas / p.heads * N),
         chunks_(p.q_lora / kChunk),
-        warp_(__shfl_sync(0xFFFFFFFF, int(threadIdx.x) / 32, 0)),  // so that the compiler knows it to be uniform
+        warp_(uniform_warp()),
         lane_(int(threadIdx.x) % 32),
         party_(kCluster ? int(blockIdx.x) % Ctas : warp_ / 4) {}
 

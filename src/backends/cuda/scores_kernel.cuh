@@ -18,6 +18,7 @@
 #include "backends/cuda/score_bins.h"
 #include "backends/cuda/scores.h"
 #include "backends/cuda/scores_keys.cuh"
+#include "backends/cuda/uniform.cuh"
 #include "backends/cuda/warp_sum.cuh"
 #include "format/paging.h"
 #include "format/score_key.h"
@@ -148,8 +149,7 @@ struct ScoresTools {
     lacks = reinterpret_cast<uint8_t*>(shared + at.lacks);
     first_unit = reinterpret_cast<int*>(shared + at.first_unit);
     totals = reinterpret_cast<int*>(shared + at.totals);
-    query_address =
-        __shfl_sync(~0u, fixed_shared_address(shared), 0);  // known to be uniform: descriptors stay out of loops
+    query_address = uniform(fixed_shared_address(shared));
     barriers = fixed_shared_address(shared + at.barriers);
   }
   __device__ Barrier full(int stage) const { return {barriers + stage * 16}; }

@@ -4,6 +4,7 @@
 #include "backends/cuda/keyed_rows.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
+#include "backends/cuda/uniform.cuh"
 #include "backends/cuda/warp_sum.cuh"
 
 namespace dsacore::cuda::select {

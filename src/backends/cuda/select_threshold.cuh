@@ -35,8 +35,7 @@ __device__ __forceinline__ Range narrow(const Range& range, const Bins& bins, in
   }
   __syncthreads();
   const Range found = board.found;
-  return {uint32_t(uniform(int(found.low))), uint32_t(uniform(int(found.high))), uniform(found.need),
-          uniform(found.count)};
+  return {uniform(found.low), uniform(found.high), uniform(found.need), uniform(found.count)};
 }
 
 /// Bits by which keys of a range are moved right to make at most kScoreBins bins.

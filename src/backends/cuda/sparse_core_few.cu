@@ -113,18 +113,18 @@ FewHeadsPlan few_heads_plan(int rows, int heads, int topk) {
     int64_t clocks, tile_clocks;
   };
   constexpr Cta kCtas[] = {{1, 4500, 2100}, {2, 6500, 3300}};
-  constexpr int kSms = 132, kPartClocks = 1;
+  constexpr int kPartClocks = 1;
   FewHeadsPlan best = {};
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const Cta& cta : kCtas) {
     if (heads <= 16 && cta.sixteens > 1) break;
     const int groups = (heads + 16 * cta.sixteens - 1) / (16 * cta.sixteens);
     // Short tiles where every CTA then has one of them, and all run at once.
-    const int tile_keys = cta.sixteens == 1 && rows * groups * ((topk + 31) / 32) <= kSms ? 32 : 64;
+    const int tile_keys = cta.sixteens == 1 && rows * groups * ((topk + 31) / 32) <= kMultiprocessors ? 32 : 64;
     const int tiles = (topk + tile_keys - 1) / tile_keys;
     for (int cta_tiles = tiles; cta_tiles >= 1; --cta_tiles) {
       const int splits = (tiles + cta_tiles - 1) / cta_tiles;
-      const int waves = (rows * groups * splits + kSms - 1) / kSms;
+      const int waves = (rows * groups * splits + kMultiprocessors - 1) / kMultiprocessors;
       const int64_t clocks =
           waves * (cta.clocks + cta_tiles * cta.tile_clocks) + int64_t(rows) * splits * heads * kPartClocks;
       if (clocks >= least) continue;

@@ -4,6 +4,7 @@
 #include <numbers>
 #include <string>
 
+#include "backends/cuda/launch.h"
 #include "backends/cuda/sparse_core_kernels.h"
 #include "backends/cuda/sparse_core_many.h"
 #include "format/layouts.h"
@@ -17,7 +18,7 @@ constexpr int kColumns[] = {24, 48};
 struct ClusterFit {
   int size, fit;
 };
-constexpr ClusterFit kClusters[] = {{1, 132}, {2, 66}, {3, 39}, {4, 30}, {6, 17}, {8, 15}, {16, 7}};
+constexpr ClusterFit kClusters[] = {{1, kMultiprocessors}, {2, 66}, {3, 39}, {4, 30}, {6, 17}, {8, 15}, {16, 7}};
 
 /// SM clocks, for comparison alone: of a tile, of a CTA's start and end, and of bringing its heads' latents together.
 constexpr int64_t tile_clocks(int columns) { return columns == 24 ? 1700 : 2200; }

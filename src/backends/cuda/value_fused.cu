@@ -235,10 +235,9 @@ struct Tile {
 /// The shortest tile of rows with which all CTAs of a slice's width are on the chip together; nothing where there is
 /// none.
 Tile resident_tile(int columns, int64_t heads, int64_t rows) {
-  constexpr int64_t kSms = 132;
   for (int tile_rows = kGroup; tile_rows <= kMaxRows; tile_rows *= 2) {
     const int64_t ctas = heads * (kValue / columns) * ((rows + tile_rows - 1) / tile_rows);
-    if (ctas <= kSms * min_ctas(columns)) return {columns, tile_rows};
+    if (ctas <= kMultiprocessors * min_ctas(columns)) return {columns, tile_rows};
   }
   return {};
 }

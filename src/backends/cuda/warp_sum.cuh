@@ -1,4 +1,4 @@
-// Sums over the lanes of a warp, up to each, and values that are the same in all.
+// Sums over the lanes of a warp, up to each.
 #pragma once
 
 namespace dsacore::cuda {
@@ -12,9 +12,5 @@ __device__ __forceinline__ int sum_up_to_lane(int value) {
   }
   return value;
 }
-
-/// A value that all lanes have: behind this the compiler knows, and collective operations in branches on it cost no
-/// check that the lanes are together.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
 }  // namespace dsacore::cuda
