@@ -11,9 +11,6 @@ namespace dsacore::cuda {
 
 inline constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 
-/// 2^(field - 127) for a biased exponent of 1..254.
-__device__ __forceinline__ float power_of_two(int field) { return float_of(uint32_t(field) << 23); }
-
 /// The query as operand A: of sixteen heads r and r + 8 (r = lane / 4), of one group of 128 latents and 16 elements of
 /// pe. The 16 elements of a k-step are permuted, so that a lane's four consecutive bytes of a key are its part of
 /// operand B.

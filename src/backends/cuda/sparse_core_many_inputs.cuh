@@ -88,8 +88,8 @@ __device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& share
   }
   const uint32_t exponent = max(__reduce_max_sync(0xFFFFFFFFu, largest) >> 23, 15u);
   uint32_t pairs[8];
-  scale_query(words, float_of((268 - exponent) << 23), pairs);
-  if (lane == 0) shared.query_unit[column] = float_of((exponent - 14) << 23);
+  scale_query(words, power_of_two(268 - exponent), pairs);
+  if (lane == 0) shared.query_unit[column] = power_of_two(exponent - 14);
   const uint32_t swizzle = uint32_t(column % 8 * 16), row = uint32_t(column * 128);
   RowOperands<Layout>::store_query(shared_address(shared.query[lane / 4]) + row, swizzle, lane, pairs);
   if (lane < kPe / 16) {

@@ -90,7 +90,7 @@ struct Scores : Tiles<Layout, Columns> {
     for (int i = 0; i < 2; ++i) {
       const int key = 16 * lane.warp + 8 * i + lane.row();
       exponents[i] = float_of(load_word(table + F::kExponentsAt + 4 * (key % kSlotKeys)));
-      const float key_unit = float_of(uint32_t(int(exponents[i]) + 127) << 23);
+      const float key_unit = power_of_two(int(exponents[i]) + 127);
       key_units[i] = key_unit * (1.0f / (1 << kUnitShift));
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
@@ -197,7 +197,7 @@ struct Scores : Tiles<Layout, Columns> {
       offset = fminf(fmaxf(offset, kLeastOffset), kMostOffset);
       rescale = step_down(unraised, offset);
       shared.offset[head] = offset;
-      shared.weight_unit[head] = float_of(uint32_t(127 + kUnitShift - int(offset)) << 23);
+      shared.weight_unit[head] = power_of_two(127 + kUnitShift - int(offset));
     }
     shared.largest[head] = largest;
     shared.lower_sums[group][head] = lower;
