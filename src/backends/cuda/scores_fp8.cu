@@ -9,7 +9,7 @@ namespace {
 template <int N>
 ScoresInstance of_width(int q, bool is_short) {
   if (q > 1) return scores_instance<Fp8Keys, N, 1, 2, 4>();
-  return is_short ? scores_instance<Fp8Keys, N, 1, 1, 2>() : scores_instance<Fp8Keys, N, 1, 1, 4>();
+  return is_short ? scores_instance<Fp8Keys, N, 1, 0, 2>() : scores_instance<Fp8Keys, N, 1, 0, 4>();
 }
 
 }  // namespace

@@ -26,12 +26,13 @@
 namespace dsacore::cuda {
 
 /// What an instance computes at a time and with how many threads: N heads a product, `Passes` products a row, `Rows`
-/// rows.
+/// rows; 0: the one row that each request has.
 template <class Keys, int N, int Passes, int Rows, int Groups>
 struct ScoresTile {
-  static constexpr int kWidth = N, kPasses = Passes, kRows = Rows, kGroups = Groups;
+  static constexpr bool kIsAlone = Rows == 0;
+  static constexpr int kWidth = N, kPasses = Passes, kRows = kIsAlone ? 1 : Rows, kGroups = Groups;
   static constexpr int kHeads = N * Passes;
-  static constexpr int kTiles = Rows * Passes < Keys::kTilesAtOnce ? Rows * Passes : Keys::kTilesAtOnce;
+  static constexpr int kTiles = kRows * Passes < Keys::kTilesAtOnce ? kRows * Passes : Keys::kTilesAtOnce;
   static constexpr int kMathThreads = Groups * 128;
   static constexpr int kThreads = kMathThreads + 32;
 };
@@ -294,26 +295,30 @@ __device__ __forceinline__ float add_quarters(const float (&sums)[2], const KeyP
   return pair + __shfl_xor_sync(~0u, pair, 2);
 }
 
-/// A request's rows as a math thread sees them, from the first that needs scores.
-struct RowsOfRequest {
-  int first;
-  int seen;        ///< tokens that it sees; 0 or less for a thread that ends up with no score of its own
-  uint32_t* keys;  ///< of the row
+/// A math thread's place among the keys of a request's rows: of the first row that needs scores, and from page to page.
+struct KeyOfRows {
+  int left;       ///< tokens that the row sees from the thread's on; 0 or less: it has no score
+  uint32_t* out;  ///< ordered key of the thread's token in the row
+
+  __device__ __forceinline__ void advance(int tokens) {
+    left -= tokens;
+    out += tokens;
+  }
 };
 
-/// Scores a page for the rows of its request; `token` is the thread's.
+/// Scores a page for the rows of its request from `first` on; one row alone is row 0.
 template <class Keys, class Tile>
 __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const Keys& keys, const KeyPlace& place,
-                                           const RowsOfRequest& rows, int token) {
+                                           int first, KeyOfRows at) {
   constexpr int kRows = Tile::kRows, kPasses = Tile::kPasses, kWidth = Tile::kWidth;
   const ScoresParameters& p = tools.p;
-  uint32_t tiles = tools.query_address + uint32_t(rows.first * Tile::kHeads * kIndexDim);
-  const float* weights = tools.weights + rows.first * Tile::kHeads + 2 * place.quarter;
-  uint32_t* out = rows.keys + token;
-  uint32_t* histogram = tools.histograms + rows.first * kScoreBins;
-  int left = rows.seen - token;
+  if (Tile::kIsAlone) first = 0;
+  const int rows = Tile::kIsAlone ? 1 : p.q;
+  uint32_t tiles = tools.query_address + uint32_t(first * Tile::kHeads * kIndexDim);
+  const float* weights = tools.weights + first * Tile::kHeads + 2 * place.quarter;
+  uint32_t* histogram = tools.histograms + first * kScoreBins;
 #pragma unroll 1
-  for (int row = rows.first; row < p.q; row += kRows) {
+  for (int row = first; row < rows; row += kRows) {
     float sums[kRows][2] = {};
     const auto add_tiles = [&](int tile) {
       float dots[Tile::kTiles][kWidth / 2];
@@ -331,15 +336,15 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
     }
     for (int i = 0; i < kRows; ++i) {
       const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
-      if (left + i <= 0 || (kRows > 1 && row + i >= p.q)) continue;
-      out[i * p.key_pitch] = key;
+      if (at.left + i <= 0 || (kRows > 1 && row + i >= p.q)) continue;
+      at.out[i * p.key_pitch] = key;
       if (p.histograms != nullptr) atomicAdd(histogram + i * kScoreBins + bin_of_key(key), 1u);
     }
     tiles += uint32_t(kRows * Tile::kHeads * kIndexDim);
     weights += kRows * Tile::kHeads;
-    out += kRows * p.key_pitch;
     histogram += kRows * kScoreBins;
-    left += kRows;
+    at.left += kRows;
+    at.out += kRows * p.key_pitch;
   }
 }
 
@@ -361,15 +366,16 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
     const int length = pages * kIndexPage - tools.lacks[request];
     const int first = max(0, p.topk + p.q - length);
     const int seen = place.quarter < 2 ? length - (p.q - 1) + first : -kMaxQ;
-    const RowsOfRequest rows{first, seen, p.keys + (int64_t(request) * p.q + first) * p.key_pitch};
     math_barrier<Tile>();
-    const int first_token = place.scored() - tools.first_unit[request] * kIndexPage;
+    const int token = place.scored() + (unit - tools.first_unit[request]) * kIndexPage;
+    KeyOfRows at{seen - token, p.keys + (int64_t(request) * p.q + first) * p.key_pitch + token};
 #pragma unroll 1
     for (; unit < end; unit += Tile::kGroups) {
       tools.full(ring.stage).wait(ring.parity);
       Keys keys;
       keys.load(tools.pages + ring.stage * Keys::Layout::kPageBytes, place);
-      score_page<Keys, Tile>(tools, keys, place, rows, first_token + unit * kIndexPage);
+      score_page<Keys, Tile>(tools, keys, place, first, at);
+      at.advance(Tile::kGroups * kIndexPage);
       // Not before: an arrival does not wait for loads whose results nothing has used yet, and the next page may
       // overtake them.
       __syncwarp();
