@@ -148,8 +148,8 @@ struct FrontPlace {
       if (chunk >= chunks()) return;
       const Barrier full = weights_full(chunk);
       if (chunk % Shape::kBarrierChunks == 0) full.expect(Shape::kBarrierChunks * Shape::kHalfTileBytes);
-      tensor_copy(weight_tile(chunk), a.weights, part.first * kNormBlock + chunk * kChunkColumns,
-                  head * kIndexDim + warpgroup * kWarpgroupRows, full);
+      tensor_copy_once(weight_tile(chunk), a.weights, part.first * kNormBlock + chunk * kChunkColumns,
+                       head * kIndexDim + warpgroup * kWarpgroupRows, full);
     }
   }
   /// Asks L2 for the chunks from `begin` on, which the ring has no room for yet. One thread of the warpgroup.

@@ -13,6 +13,7 @@
 // before (102 KB and 80 registers x 384 threads let two kernels share an SM); then by latency: tokens 0.5 us, norm 0.7,
 // products 0.3, sums and exchange 0.6, absorption 0.2.
 #include "backends/cuda/launch.h"
+#include "backends/cuda/ptx/cache_policy.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/mma.cuh"
@@ -143,8 +144,8 @@ class FusedKernel {
     const uint32_t row_bytes = uint32_t(p_.q_lora) * 2;
     for (int i = warp_; i < kRows; i += warps()) {
       const int row = i < kNopeRows ? rank_ * kNopeRows + i : kNope + rank_ * kPeRows + i - kNopeRows;
-      bulk_copy(base_ + uint32_t(S::kQbAt + i * plan_.qb_pitch), p_.w_qb.row(int64_t(head_) * kHeadQuery + row),
-                row_bytes, weights_arrived());
+      bulk_copy_once(base_ + uint32_t(S::kQbAt + i * plan_.qb_pitch), p_.w_qb.row(int64_t(head_) * kHeadQuery + row),
+                     row_bytes, weights_arrived());
     }
   }
 
@@ -156,8 +157,8 @@ class FusedKernel {
     constexpr int kRowPieces = kLatents / 8;
     for (int i = int(threadIdx.x); i < kNope * kRowPieces; i += int(blockDim.x)) {
       const int k = i / kRowPieces, piece = i % kRowPieces;
-      async_copy16(base_ + uint32_t(S::kUkAt + k * S::kUkPitch + piece * 16),
-                   p_.kv_b.row(head_, k) + rank_ * kLatents + piece * 8);
+      async_copy16_once(base_ + uint32_t(S::kUkAt + k * S::kUkPitch + piece * 16),
+                        p_.kv_b.row(head_, k) + rank_ * kLatents + piece * 8);
     }
     async_commit();
   }

@@ -129,7 +129,7 @@ class StreamKernel {
       }
       for (int part = first_part(); part < kParts; part += part_step(), at.advance()) {
         claim(at, kPartBytes);
-        tensor_copy(stage(at), maps.w_uk, part * kPart, head_ * kKvB, full(at));
+        tensor_copy_once(stage(at), maps.w_uk, part * kPart, head_ * kKvB, full(at));
       }
     }
   }
@@ -169,7 +169,7 @@ class StreamKernel {
   }
   __device__ __forceinline__ void copy_weights(const StreamMaps& maps, int chunk, Place at) const {
     const int row = head_ * kHeadQuery + (kCluster ? party_ * kPart : 0);
-    tensor_copy(stage(at), maps.w_qb, chunk * kChunk, row, full(at));
+    tensor_copy_once(stage(at), maps.w_qb, chunk * kChunk, row, full(at));
   }
   __device__ __forceinline__ int next_tile(int first) const { return first + p_.tiles_at_once * N; }
   // Parts of the latent that pass through this CTA's ring.

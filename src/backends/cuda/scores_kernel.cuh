@@ -6,8 +6,8 @@
 // (A, 64 rows), heads from shared memory (B), then relu, weights and the sum over heads in registers. A score depends
 // on its key, query and weights alone: which CTA or warpgroup computes it, and in what page, changes no operation.
 //
-// Keys stay in L2, before pages, until the selection reads them: what is written to memory costs what reading three
-// times the bytes does. That holds for some 8 MB of them.
+// Keys stay in L2 until the selection reads them, as long as they are some 8 MB: writing them to memory costs what
+// reading three times the bytes does.
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
 // rows the products take 64 q clk, and a warp issues about 200 instructions a page and row (mxfp4: 350), mostly relu,
@@ -211,7 +211,7 @@ __device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& s
       if (elect_one()) {
         tools.empty(place.stage).wait(place.parity ^ 1);
         tools.full(place.stage).expect(kBytes);
-        bulk_copy(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage), read_once());
+        bulk_copy_once(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage));
       }
       place.advance(1, p.stages);
     }
@@ -341,7 +341,11 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
     for (int i = 0; i < kRows; ++i) {
       const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
       if (at.left + i <= 0 || (kRows > 1 && row + i >= p.q)) continue;
-      store(at.out + i * p.key_pitch, key, read_soon());
+      if (p.keys_stay) {
+        store_read_soon(at.out + i * p.key_pitch, key);
+      } else {
+        at.out[i * p.key_pitch] = key;
+      }
       if (p.histograms != nullptr) atomicAdd(histogram + i * kScoreBins + bin_of_key(key), 1u);
     }
     tiles += uint32_t(kRows * Tile::kHeads * kIndexDim);

@@ -16,6 +16,7 @@
 // dependent step after another.
 #pragma once
 
+#include "backends/cuda/ptx/cache_policy.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
@@ -154,7 +155,7 @@ struct Producer {
     for (int i = 0; i < kShare; ++i) {
       const uint64_t source = __shfl_sync(kWholeWarp, from, i);
       if (elected) {
-        bulk_copy(to + uint32_t(i * F::kPitch), reinterpret_cast<const void*>(source), F::kRowBytes, arrived);
+        bulk_copy_once(to + uint32_t(i * F::kPitch), reinterpret_cast<const void*>(source), F::kRowBytes, arrived);
       }
     }
     id = next_id;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/cache_policy.cuh"
 #include "backends/cuda/ptx/convert.cuh"
 #include "dsacore/problem.h"
 #include "format/numeric.h"
@@ -45,9 +46,9 @@ __device__ __forceinline__ void store_pair(BFloat16* to, Bf16Pair pair, bool ali
 /// read-only path (ld.global.nc, __ldg) for free to move, and moves the wait ahead of it.
 __device__ __forceinline__ uint4 load_weights(const BFloat16* at) {
   uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
+               : "l"(at), "l"(read_once())
                : "memory");
   return v;
 }

@@ -5,6 +5,7 @@
 // A CTA owns one head and 64 rows: two warpgroups take 64 columns each as the left side. Bounds: 192 KB from L2 a CTA,
 // 1.5 us at 64 bytes a clock; 2048 clocks of products. Shared memory: 97 KB.
 #include "backends/cuda/launch.h"
+#include "backends/cuda/ptx/cache_policy.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
@@ -38,8 +39,9 @@ struct WideParameters {
   bool v_pairs;
 };
 
-/// Copies `Rows` rows of 128 bytes into a swizzled tile (ptx/wgmma.cuh); `row_at(r)` is the start of row r.
-template <int Rows, class RowAt>
+/// Copies `Rows` rows of 128 bytes into a swizzled tile (ptx/wgmma.cuh); `row_at(r)` is the start of row r. `Once`: as
+/// what is read once.
+template <int Rows, bool Once, class RowAt>
 __device__ __forceinline__ void copy_tile(uint32_t tile, RowAt row_at) {
   constexpr int kPieces = int(kRowBytes) / 16;
 #pragma unroll
@@ -47,7 +49,12 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, RowAt row_at) {
     const int at = i * kThreads + int(threadIdx.x);
     const int row = at / kPieces;
     const int piece = at % kPieces;
-    async_copy16(tile + uint32_t(row) * kRowBytes + uint32_t((piece ^ (row % 8)) * 16), row_at(row) + piece * 8);
+    const uint32_t to = tile + uint32_t(row) * kRowBytes + uint32_t((piece ^ (row % 8)) * 16);
+    if constexpr (Once) {
+      async_copy16_once(to, row_at(row) + piece * 8);
+    } else {
+      async_copy16(to, row_at(row) + piece * 8);
+    }
   }
 }
 
@@ -75,10 +82,10 @@ __global__ void __launch_bounds__(kThreads) value_wide(const __grid_constant__ W
 
   const auto stage_at = [&](int step) { return stages + uint32_t(step % kStages) * kStageBytes; };
   const auto copy_weights = [&](int step) {
-    copy_tile<kValue>(stage_at(step), [&](int column) { return p.w_uv.row(head, column) + step * kStageValues; });
+    copy_tile<kValue, true>(stage_at(step), [&](int column) { return p.w_uv.row(head, column) + step * kStageValues; });
   };
   const auto copy_latent = [&](int step) {  // rows past the last one repeat it; nobody takes their sums
-    copy_tile<kRows>(stage_at(step) + kWeightBytes, [&](int row) {
+    copy_tile<kRows, false>(stage_at(step) + kWeightBytes, [&](int row) {
       return p.latent.row(min(first_row + row, p.rows - 1), head) + step * kStageValues;
     });
   };

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "backends/cuda/ptx/shared_memory.cuh"
+#include "backends/cuda/ptx/cache_policy.cuh"
 
 namespace dsacore::cuda {
 
@@ -15,6 +15,16 @@ __device__ __forceinline__ void tensor_copy(uint32_t to_shared, const CUtensorMa
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
           "r"(to_shared),
       "l"(&map), "r"(column), "r"(row), "r"(barrier.address)
+      : "memory");
+}
+
+/// The same of what is read once in a step (cache_policy.cuh).
+__device__ __forceinline__ void tensor_copy_once(uint32_t to_shared, const CUtensorMap& map, int column, int row,
+                                                 Barrier barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to_shared),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier.address), "l"(read_once())
       : "memory");
 }
 
