@@ -59,7 +59,7 @@ __device__ __forceinline__ void copy_chunks(const ProductArguments& a, const Sta
   const int head_row = int(blockIdx.x) * kIndexDim, first = int(blockIdx.y) * kTokens;
   const auto copy_weights = [&](int chunk) {
     stages.full(chunk).expect(kStageBytes);
-    tensor_copy(stages.weights(chunk), a.weights, chunk * kChunkColumns, head_row, stages.full(chunk));
+    tensor_copy_once(stages.weights(chunk), a.weights, chunk * kChunkColumns, head_row, stages.full(chunk));
   };
   const auto copy_activations = [&](int chunk) {
     tensor_copy(stages.activations(chunk), a.q_c, chunk * kChunkColumns, first, stages.full(chunk));

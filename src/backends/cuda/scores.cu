@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kEnoughStages = 6;
 constexpr int kPagesOfShort = 4;  ///< of a CTA
-constexpr int64_t kKeysInL2 = 2 << 20;
 
 struct Choice {
   ScoresInstance instance;
@@ -72,7 +71,6 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
                                     .context = context,
                                     .keys = scratch.keys,
                                     .key_pitch = scratch.key_pitch,
-                                    .keys_stay = args.index_query.extent(0) * context <= kKeysInL2,
                                     .histograms = histogram ? scratch.histograms : nullptr,
                                     .stages = choice.stages};
   launch(choice.instance.kernel,

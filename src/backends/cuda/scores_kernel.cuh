@@ -6,8 +6,8 @@
 // (A, 64 rows), heads from shared memory (B), then relu, weights and the sum over heads in registers. A score depends
 // on its key, query and weights alone: which CTA or warpgroup computes it, and in what page, changes no operation.
 //
-// Keys stay in L2 until the selection reads them, as long as they are some 8 MB: writing them to memory costs what
-// reading three times the bytes does.
+// Keys stay in L2 until the selection reads them, if they are no more than some 8 MB; what L2 writes to memory of them
+// costs what reading three times the bytes does.
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
 // rows the products take 64 q clk, and a warp issues about 200 instructions a page and row (mxfp4: 350), mostly relu,
@@ -341,11 +341,7 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
     for (int i = 0; i < kRows; ++i) {
       const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
       if (at.left + i <= 0 || (kRows > 1 && row + i >= p.q)) continue;
-      if (p.keys_stay) {
-        store_read_soon(at.out + i * p.key_pitch, key);
-      } else {
-        at.out[i * p.key_pitch] = key;
-      }
+      store_read_soon(at.out + i * p.key_pitch, key);
       if (p.histograms != nullptr) atomicAdd(histogram + i * kScoreBins + bin_of_key(key), 1u);
     }
     tiles += uint32_t(kRows * Tile::kHeads * kIndexDim);

@@ -20,7 +20,6 @@ struct ScoresParameters {
   int context;           ///< lengths are cut to it
   uint32_t* keys;        ///< out [rows, key_pitch]
   int64_t key_pitch;     ///< elements
-  bool keys_stay;        ///< in L2, until they are read
   uint32_t* histograms;  ///< added to [rows, kScoreBins]; null: none is kept
   int stages;            ///< of the ring of pages
 };

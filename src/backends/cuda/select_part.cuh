@@ -13,7 +13,7 @@ inline constexpr int kThreadBits = 8, kThreads = 1 << kThreadBits, kWarps = kThr
 inline constexpr int kChunk = 32 * kThreads;  ///< tokens that are marked at a time: a word of bits a thread
 inline constexpr int kFew = kThreads / 2;     ///< keys that are put in order, by two to eight threads each
 inline constexpr int kMaxCluster = 16;
-inline constexpr int kCollected = 4096;         ///< places for collected keys of all CTAs of a cluster
+inline constexpr int kCollected = 2048;         ///< places for collected keys of all CTAs of a cluster
 inline constexpr int kSentAtOnce = 48;          ///< places that every CTA sends to the others
 inline constexpr int kMostTokens = 128 * 1024;  ///< of one CTA
 inline constexpr int kBinsEach = kScoreBins / kThreads;

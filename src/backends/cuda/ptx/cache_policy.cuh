@@ -28,8 +28,8 @@ __device__ __forceinline__ void store_read_soon(uint32_t* to, uint32_t value) {
 /// `bulk_copy` and `async_copy16` (shared_memory.cuh) of what is read once.
 __device__ __forceinline__ void bulk_copy_once(uint32_t to_shared, const void* from, uint32_t bytes, Barrier barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to_shared),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to_shared),
       "l"(from), "r"(bytes), "r"(barrier.address), "l"(read_once())
       : "memory");
 }
