@@ -292,15 +292,27 @@ __device__ __forceinline__ void add_heads(const float (&dots)[N / 2], const floa
   }
 }
 
-/// The sum over four lanes, each of which has a quarter of the heads of two keys; odd lanes get that of the second key.
-__device__ __forceinline__ float add_quarters(const float (&sums)[2], const KeyPlace& place) {
+/// A row's sums over a pair of lanes, the first key's in the even one, the second's in the odd one.
+__device__ __forceinline__ float add_pair(const float (&sums)[2], const KeyPlace& place) {
   const bool odd = (place.quarter & 1) != 0;
-  const float pair = (odd ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, odd ? sums[0] : sums[1], 1);
+  return (odd ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, odd ? sums[0] : sums[1], 1);
+}
+/// The sum over four lanes, each of which has a quarter of the heads of two keys: of one row, in both pairs of lanes, or
+/// of two rows, the second one's in the second pair.
+__device__ __forceinline__ float add_quarters(const float (&sums)[1][2], const KeyPlace& place) {
+  const float pair = add_pair(sums[0], place);
   return pair + __shfl_xor_sync(~0u, pair, 2);
 }
+__device__ __forceinline__ float add_quarters(const float (&sums)[2][2], const KeyPlace& place) {
+  const float first = add_pair(sums[0], place), second = add_pair(sums[1], place);
+  const bool has_second = place.quarter >= 2;
+  return (has_second ? second : first) + __shfl_xor_sync(~0u, has_second ? first : second, 2);
+}
 
-/// A math thread's place among the keys of a request's rows: of the first row that needs scores, and from page to page.
+/// A math thread's place among the keys of a request's rows: of the first row that needs scores, or the one after it,
+/// and from page to page.
 struct KeyOfRows {
+  int row;        ///< of the request
   int left;       ///< tokens that the row sees from the thread's on; 0 or less: it has no score
   uint32_t* out;  ///< ordered key of the thread's token in the row
 
@@ -310,7 +322,8 @@ struct KeyOfRows {
   }
 };
 
-/// Scores a page for the rows of its request from `first` on; one row alone is row 0.
+/// Scores a page for the rows of its request from `first` on; one row alone is row 0. Of two rows at a time a thread
+/// ends up with the key of `at.row`.
 template <class Keys, class Tile>
 __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const Keys& keys, const KeyPlace& place,
                                            int first, KeyOfRows at) {
@@ -320,7 +333,7 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
   const int rows = Tile::kIsAlone ? 1 : p.q;
   uint32_t tiles = tools.query_address + uint32_t(first * Tile::kHeads * kIndexDim);
   const float* weights = tools.weights + first * Tile::kHeads + 2 * place.quarter;
-  uint32_t* histogram = tools.histograms + first * kScoreBins;
+  uint32_t* histogram = tools.histograms + (Tile::kIsAlone ? 0 : at.row * kScoreBins);
 #pragma unroll 1
   for (int row = first; row < rows; row += kRows) {
     float sums[kRows][2] = {};
@@ -338,15 +351,15 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
 #pragma unroll 1
       for (int tile = 0; tile < kPasses; tile += Tile::kTiles) add_tiles(tile);
     }
-    for (int i = 0; i < kRows; ++i) {
-      const uint32_t key = score_key(keys.score(add_quarters(sums[i], place)));
-      if (at.left + i <= 0 || (kRows > 1 && row + i >= p.q)) continue;
-      store_read_soon(at.out + i * p.key_pitch, key);
-      if (p.histograms != nullptr) atomicAdd(histogram + i * kScoreBins + bin_of_key(key), 1u);
+    const uint32_t key = score_key(keys.score(add_quarters(sums, place)));
+    if (at.left > 0 && (kRows == 1 || at.row < p.q)) {
+      store_read_soon(at.out, key);
+      if (p.histograms != nullptr) atomicAdd(histogram + bin_of_key(key), 1u);
     }
     tiles += uint32_t(kRows * Tile::kHeads * kIndexDim);
     weights += kRows * Tile::kHeads;
     histogram += kRows * kScoreBins;
+    at.row += kRows;
     at.left += kRows;
     at.out += kRows * p.key_pitch;
   }
@@ -369,10 +382,11 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
     const int pages = tools.first_unit[request + 1] - tools.first_unit[request];
     const int length = pages * kIndexPage - tools.lacks[request];
     const int first = max(0, p.topk + p.q - length);
-    const int seen = place.quarter < 2 ? length - (p.q - 1) + first : -kMaxQ;
+    const int row = first + (Tile::kRows == 2 ? place.quarter / 2 : 0);
+    const int seen = Tile::kRows == 2 || place.quarter < 2 ? length - (p.q - 1) + row : -kMaxQ;
     math_barrier<Tile>();
     const int token = place.scored() + (unit - tools.first_unit[request]) * kIndexPage;
-    KeyOfRows at{seen - token, p.keys + (int64_t(request) * p.q + first) * p.key_pitch + token};
+    KeyOfRows at{row, seen - token, p.keys + (int64_t(request) * p.q + row) * p.key_pitch + token};
 #pragma unroll 1
     for (; unit < end; unit += Tile::kGroups) {
       tools.full(ring.stage).wait(ring.parity);
