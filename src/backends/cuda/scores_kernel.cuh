@@ -10,9 +10,9 @@
 // costs what reading three times the bytes does.
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
-// rows the products take 64 q clk, and a warp issues about 200 instructions a page and row (mxfp4: 350), mostly relu,
-// weights, and the way to the key. At large contexts and q = 1 the copies alone take 0.9 of fp8's time; mxfp4, and
-// q > 1, are bound by issue and the latency of dependent steps.
+// rows the products take 64 q clk, and a warp issues about 150 instructions a page, or 110 for each of two rows (mxfp4:
+// 350), mostly relu, weights, and the way to the key. At large contexts and q = 1 the copies alone take 0.9 of fp8's
+// time; mxfp4, and q > 1, are bound by issue and the latency of dependent steps.
 #pragma once
 
 #include "backends/cuda/ptx/cache_policy.cuh"
