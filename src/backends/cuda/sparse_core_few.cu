@@ -16,10 +16,10 @@ struct FewHeadsVariant {
   void (*kernel)(FewHeadsArgs);
   int ring_at;
   int tile_bytes;
-  int raw_bytes;  ///< of a tile of the rows that are widened; 0: none are
+  int value_bytes;  ///< of a tile of widened values
 
   int shared_bytes(int tiles) const {
-    return ring_at + std::min(tiles, kStages) * tile_bytes + std::min(tiles, kRawTiles) * raw_bytes;
+    return ring_at + std::min(tiles, kStages) * tile_bytes + std::min(tiles, kValueTiles) * value_bytes;
   }
 };
 
@@ -27,10 +27,10 @@ template <KvFormat Format, int Keys, int Sixteens>
 FewHeadsVariant variant_of(void (*kernel)(FewHeadsArgs)) {
   using F = FewHeadsFormat<Format>;
   constexpr int kRing = int(sizeof(FewHeadsShared<Format, Keys, Sixteens>));
-  constexpr int kRawBytes = F::kExpanded ? Keys * F::kPitch : 0;
-  static_assert(kRing + kStages * kTileBytes<Format, Keys> + kRawTiles * kRawBytes <=
-                (Sixteens == 1 && !F::kExpanded ? kHalfOfShared : kWholeOfShared));
-  return {kernel, kRing, kTileBytes<Format, Keys>, kRawBytes};
+  constexpr int kValueBytes = kValueTileBytes<Format, Keys>;
+  static_assert(kRing + kStages * kTileBytes<Format, Keys> + kValueTiles * kValueBytes <=
+                (Sixteens == 1 && !F::kWidened ? kHalfOfShared : kWholeOfShared));
+  return {kernel, kRing, kTileBytes<Format, Keys>, kValueBytes};
 }
 template <KvFormat Format>
 FewHeadsVariant variant(int sixteens, int tile_keys) {

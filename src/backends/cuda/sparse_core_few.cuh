@@ -5,15 +5,18 @@
 // once, as it lies in the cache: one bulk copy a row into a ring of tiles. More than 32 heads are groups of CTAs, of
 // which all but one find the rows in L2.
 //
-//   producers  4 warps   query, ids -> rows of a tile in shared memory; nvfp4_ds_mla: -> widened
+//   producers  4 warps   query, ids -> rows of a tile in shared memory
 //   math       8 warps   logits | softmax | latents of a tile, a barrier between; sums -> memory
+//
+// Rows of nvfp4_ds_mla are widened to FP16, block scales and all, by the warps that multiply them for the logits, which
+// leave them in a tile of their own to the latents.
 //
 // The parts of a row are merged by the value kernel that reads them, or by a kernel of its own
 // (sparse_core_few_merge.cuh).
 //
 // What bounds it: at 64 rows of 656 bytes and 12 heads the gather, 2740 of 2860 clocks a tile of 64 keys (logits 1000,
-// softmax 550, latents 740); with 32 heads a CTA the math, 3700 clocks a tile; with few rows the latency of one
-// dependent step after another.
+// softmax 550, latents 740), and of nvfp4_ds_mla the math (1300, 320, 770, barriers 120); with 32 heads a CTA the math,
+// 3700 clocks a tile; with few rows the latency of one dependent step after another.
 #pragma once
 
 #include "backends/cuda/ptx/cache_policy.cuh"
@@ -21,8 +24,8 @@
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
 #include "backends/cuda/sparse_core_few_math.cuh"
-#include "backends/cuda/sparse_core_few_widen.cuh"
 #include "backends/cuda/sparse_core_no_key.cuh"
+#include "backends/cuda/uniform.cuh"
 
 namespace dsacore::cuda {
 
@@ -101,29 +104,6 @@ struct Producer {
     }
   }
 
-  /// Fetches this warp's share of every tile into `raw`, and widens it into the ring.
-  __device__ __forceinline__ void widen_into_ring(std::byte* ring, const std::byte* raw, uint64_t* raw_arrived) {
-    const uint32_t raw_at = shared_address(raw), arrived_at = shared_address(raw_arrived + warp);
-    constexpr uint32_t kRawBytes = Keys * F::kPitch;
-    const auto arrived = [&](int slot) { return Barrier{arrived_at + uint32_t(slot * kProducerWarps * 8)}; };
-    for (int slot = 0; slot < kRawTiles && slot * Keys < keys; ++slot) {
-      ask(slot * Keys, raw_at + uint32_t(slot) * kRawBytes, arrived(slot));
-    }
-    TilePlace from{kRawTiles}, to{args.stages};
-#pragma unroll 1
-    for (int first = 0; first < keys; first += Keys, from.next(), to.next()) {
-      arrived(from.stage).wait(from.parity);
-      if (first >= args.stages * Keys) places.empty_at(to.stage).wait(to.parity ^ 1);
-      widen_rows(raw + from.stage * int(kRawBytes),
-                 *reinterpret_cast<ExpandedTile<Keys>*>(ring + to.stage * kTileBytes<Format, Keys>), warp, lane);
-      places.full_at(to.stage).arrive();
-      __syncwarp();  // all lanes have read what is overwritten
-      if (first + kRawTiles * Keys < keys) {
-        ask(first + kRawTiles * Keys, raw_at + uint32_t(from.stage) * kRawBytes, arrived(from.stage));
-      }
-    }
-  }
-
  private:
   __device__ __forceinline__ int32_t id_at(int first) const {
     const int place = first + warp * kShare + lane;
@@ -165,19 +145,30 @@ struct Producer {
 /// All tiles of this CTA by one math warp.
 template <KvFormat Format, int Keys, int Sixteens>
 __device__ __forceinline__ void attend_tiles(MathWarp<Format, Keys, Sixteens>& math, int keys, int stages,
-                                             const std::byte* ring, const FewHeadsPlaces& places) {
-  TilePlace at{stages};
+                                             std::byte* ring, const FewHeadsPlaces& places) {
+  constexpr bool kWidened = FewHeadsFormat<Format>::kWidened;
+  const int values_at = stages * kTileBytes<Format, Keys>;
+  TilePlace at{stages}, values{kValueTiles};
 #pragma unroll 1
-  for (int first = 0; first < keys; first += Keys, at.next()) {
+  for (int first = 0; first < keys; first += Keys, at.next(), values.next()) {
     const int tile_at = at.stage * kTileBytes<Format, Keys>;
+    const int widened_at = values_at + values.stage * kValueTileBytes<Format, Keys>;
+    const auto leave_tile = [&] {
+      __syncwarp();
+      if (math.lane == 0) places.empty_at(at.stage).arrive();
+    };
     places.full_at(at.stage).wait(at.parity);
-    math.logits(ring + tile_at, places.ring + uint32_t(tile_at));
+    if constexpr (kWidened) {
+      math.logits_and_widen(ring + tile_at, ring + widened_at);
+      leave_tile();
+    } else {
+      math.logits(ring + tile_at, places.ring + uint32_t(tile_at));
+    }
     math_barrier();
     math.softmax(keys - first);
     math_barrier();
-    math.latents(ring + tile_at, places.ring + uint32_t(tile_at));
-    __syncwarp();
-    if (math.lane == 0) places.empty_at(at.stage).arrive();
+    math.latents(places.ring + uint32_t(kWidened ? widened_at : tile_at));
+    if constexpr (!kWidened) leave_tile();
   }
 }
 
@@ -198,13 +189,8 @@ __device__ __forceinline__ void few_heads(const FewHeadsArgs& args) {
                                  .query_arrived = {shared_at + uint32_t(offsetof(Shared, query_arrived))}};
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.stages; ++i) {
-      places.full_at(i).init(F::kExpanded ? 32 * kProducerWarps : kProducerWarps);
+      places.full_at(i).init(kProducerWarps);
       places.empty_at(i).init(kMathWarps);
-    }
-    if constexpr (F::kExpanded) {
-      for (auto& slot : shared.raw_arrived) {
-        for (uint64_t& barrier : slot) Barrier{shared_address(&barrier)}.init(1);
-      }
     }
     places.query_arrived.init(kProducerWarps);
     publish_barriers();
@@ -215,21 +201,18 @@ __device__ __forceinline__ void few_heads(const FewHeadsArgs& args) {
   const int heads = min(args.query.heads - first_head, args.plan.group_heads);
   const int first_key = split * args.plan.split_keys();
   if (warp >= kMathWarps) {
-    give_registers<F::kExpanded ? 40 : 24>();
+    give_registers<F::kWidened ? 40 : 24>();
     Producer<Format, Keys> producer = {args, places,      row, first_key, first_head, heads, warp - kMathWarps,
                                        lane, elect_one(), 0,   0};
     wait_for_earlier_kernels();
     let_next_kernel_start();
     producer.begin();
-    if constexpr (F::kExpanded) {
-      producer.widen_into_ring(ring, ring + args.stages * kTileBytes<Format, Keys>, shared.raw_arrived[0]);
-    } else {
-      producer.fill_ring();
-    }
+    producer.fill_ring();
     return;
   }
-  take_registers<Registers - (F::kExpanded ? 8 : 0)>();
-  MathWarp<Format, Keys, Sixteens> math(shared, shared_at, warp, lane, args.scale * kLog2E);
+  take_registers<Registers - (F::kWidened ? 8 : 0)>();
+  MathWarp<Format, Keys, Sixteens> math(shared, shared_at, F::kWidened ? uniform(warp) : warp, lane,
+                                        args.scale * kLog2E);
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int keys = keys_of(args, args.valid(row), first_key);

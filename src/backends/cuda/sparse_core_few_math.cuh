@@ -8,6 +8,7 @@
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/sparse_core_few_query.cuh"
 #include "backends/cuda/sparse_core_few_shared.cuh"
+#include "backends/cuda/sparse_core_few_widen.cuh"
 
 namespace dsacore::cuda {
 
@@ -43,6 +44,8 @@ struct MathWarp {
   static constexpr int kHeads = 16 / kMathWarps;  ///< of each sixteen
   static constexpr int kLaneKeys = Keys / 16;
   static constexpr int kBlocks = kWarpKeys / 8;  ///< of keys, in the logits
+  static constexpr int kTogether = kBlocks < 4 / Sixteens ? kBlocks : 4 / Sixteens;
+  using Dot = float[kBlocks][Sixteens][4];
 
   Shared& shared;
   uint32_t shared_at;  ///< address of `shared`
@@ -66,11 +69,14 @@ struct MathWarp {
       : shared(s), shared_at(at), warp(warp_index), lane(lane_index), exp2_scale(scale) {}
 
   /// Makes the compiler work addresses out again in each phase of a tile, where it would rather keep them all and
-  /// spill.
-  __device__ __forceinline__ void forget_addresses() { asm volatile("" : "+r"(lane), "+r"(warp)); }
+  /// spill. Those of widened rows fit.
+  __device__ __forceinline__ void forget_addresses() {
+    if constexpr (!F::kWidened) asm volatile("" : "+r"(lane), "+r"(warp));
+  }
 
   __device__ __forceinline__ int head(int sixteen) const { return 16 * sixteen + kHeads * warp + lane / 16; }
   __device__ __forceinline__ int group() const { return warp % kKeyGroups; }
+  __device__ __forceinline__ int first_key() const { return warp / kKeyGroups * kWarpKeys; }
 
   /// The query of `heads` heads from shared memory. Not a loop: with one more around those of the fragments, the
   /// compiler leaves them in local memory.
@@ -83,29 +89,32 @@ struct MathWarp {
 
   // ---- logits ----
 
-  /// This warp's group's part of the dot products with its half of the tile's keys; `operands` is the tile's address.
+  /// This warp's group's part of the dot products with its half of a tile's keys; `operands` is the tile's address.
   __device__ __forceinline__ void logits(const std::byte* tile, uint32_t operands) {
     forget_addresses();
-    const int first = warp / kKeyGroups * kWarpKeys;
-    float dot[kBlocks][Sixteens][4] = {};
+    const int first = first_key();
+    Dot dot = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) multiply_keys(dot[block], tile, operands, first + block * 8, half);
+      for (int block = 0; block < kBlocks; ++block) multiply_keys(dot[block], operands, first + block * 8, half);
     }
     if constexpr (F::kPlainPe) scale_latents(dot, tile, first);
 #pragma unroll
     for (int block = 0; block < kBlocks; block += 2) add_pe(dot[block], dot[block + 1], operands, first + block * 8);
+    store_logits(dot);
+  }
+
+  /// The same of a tile whose values are left widened at `values`.
+  __device__ __forceinline__ void logits_and_widen(const std::byte* tile, std::byte* values) {
+    const int key = first_key() + lane / 4;
+    // All loads before the first store, which they cannot be moved across.
+    const LaneCodes<kBlocks> codes(tile + key * F::kPitch, group(), lane);
+    values += key * F::kValuePitch + (group() * kGroupLatents + lane % 4 * 16) * int(sizeof(uint16_t));
+    Dot dot = {};
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int s = 0; s < Sixteens; ++s) {
-        float* row = &shared.logits[group()][16 * s + lane / 4][first + block * 8 + 2 * (lane % 4)];
-        const auto& sums = dot[block][s];
-        *reinterpret_cast<float2*>(row) = make_float2(sums[0], sums[1]);
-        *reinterpret_cast<float2*>(row + 8 * (Keys + 8)) = make_float2(sums[2], sums[3]);
-      }
-    }
+    for (int block = 0; block < kBlocks; block += kTogether) multiply_and_widen(dot, block, codes, values);
+    store_logits(dot);
   }
 
   // ---- softmax ----
@@ -137,7 +146,8 @@ struct MathWarp {
 
   // ---- latents ----
 
-  __device__ __forceinline__ void latents(const std::byte* tile, uint32_t operands) {
+  /// `values` is the address of the tile: of operands, or of widened values.
+  __device__ __forceinline__ void latents(uint32_t values) {
     forget_addresses();
     const int scale_group = kScaleGroups > 1 ? warp * kWarpLatents / kGroupLatents : 0;
 #pragma unroll
@@ -151,13 +161,18 @@ struct MathWarp {
         load_matrices(p[s], shared_at + uint32_t(offsetof(Shared, p)) +
                                 uint32_t((row * (Keys + 8) + step * 16 + lane / 16 * 8) * int(sizeof(uint16_t))));
       }
+      if constexpr (F::kWidened) {
+        multiply_values(values + (step * 16 + lane % 16) * F::kValuePitch + warp * kWarpLatents * 2 + lane / 16 * 16,
+                        p);
+      } else {
 #pragma unroll
-      for (int j = 0; j < kBlocks16 / 2; ++j) {
-        uint32_t codes[4];  // of two blocks of 16 latents, each for keys 0..7 and 8..15 of the step
-        load_matrices_transposed(codes, operands + (step * 16 + lane % 16) * F::kOperandPitch + warp * kWarpLatents +
-                                            j * 32 + lane / 16 * 16);
+        for (int j = 0; j < kBlocks16 / 2; ++j) {
+          uint32_t codes[4];  // of two blocks of 16 latents, each for keys 0..7 and 8..15 of the step
+          load_matrices_transposed(codes, values + (step * 16 + lane % 16) * F::kOperandPitch + warp * kWarpLatents +
+                                              j * 32 + lane / 16 * 16);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) multiply_block(2 * j + i, tile, p, codes[2 * i], codes[2 * i + 1], step);
+          for (int i = 0; i < 2; ++i) multiply_block(2 * j + i, p, codes[2 * i], codes[2 * i + 1]);
+        }
       }
     }
   }
@@ -196,30 +211,61 @@ struct MathWarp {
   }
 
  private:
-  static __device__ __forceinline__ const ExpandedTile<Keys>& expanded(const std::byte* tile) {
-    return *reinterpret_cast<const ExpandedTile<Keys>*>(tile);
-  }
-
   /// Dot products with eight keys over 64 latents.
-  __device__ __forceinline__ void multiply_keys(float (&dot)[Sixteens][4], const std::byte* tile, uint32_t operands,
-                                                int key, int half) const {
+  __device__ __forceinline__ void multiply_keys(float (&dot)[Sixteens][4], uint32_t operands, int key, int half) const {
     uint32_t codes[4];
     load_matrices(
         codes, operands + (key + lane % 8) * F::kOperandPitch + group() * kGroupLatents + (half * 4 + lane / 8) * 16);
-    uint2 scales = {};
-    if constexpr (F::kExpanded) {
-      scales = *reinterpret_cast<const uint2*>(&expanded(tile).by_key[key + lane / 4][group() * 8 + half * 4]);
-    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      uint32_t low = low_e4m3_to_f16(codes[i]), high = high_e4m3_to_f16(codes[i]);
-      if constexpr (F::kExpanded) {
-        const uint32_t scale = permute_bytes(i < 2 ? scales.x : scales.y, 0, i % 2 == 0 ? 0x1010 : 0x3232);
-        low = multiply_f16(low, scale);
-        high = multiply_f16(high, scale);
-      }
+      const uint32_t low = low_e4m3_to_f16(codes[i]), high = high_e4m3_to_f16(codes[i]);
 #pragma unroll
       for (int s = 0; s < Sixteens; ++s) mma_f16(dot[s], query[s].latent[half * 4 + i], low, high);
+    }
+  }
+
+  /// Dot products with `kTogether` blocks of eight keys from block `first` on; `values` is the lane's place for widened
+  /// ones of the tile.
+  __device__ __forceinline__ void multiply_and_widen(Dot& dot, int first, const LaneCodes<kBlocks>& codes,
+                                                     std::byte* values) const {
+#pragma unroll
+    for (int block = first; block < first + kTogether; ++block) {
+      const uint32_t low = low_e4m3_to_f16(codes.pe[block]), high = high_e4m3_to_f16(codes.pe[block]);
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) mma_f16(dot[block][s], query[s].pe, low, high);
+    }
+#pragma unroll
+    for (int piece = 0; piece < 4; ++piece) {  // the even and the odd latents of each 64
+      uint32_t wide[kTogether][4];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        codes.widen(first + i, piece / 2, piece % 2, wide[i]);
+        *reinterpret_cast<uint4*>(values + (first + i) * 8 * F::kValuePitch + piece / 2 * 128 + piece % 2 * 16) =
+            make_uint4(wide[i][0], wide[i][1], wide[i][2], wide[i][3]);
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int s = 0; s < Sixteens; ++s) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            mma_f16(dot[first + i][s], query[s].latent[piece * 2 + j], wide[i][2 * j], wide[i][2 * j + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_logits(const Dot& dot) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) {
+        float* row = &shared.logits[group()][16 * s + lane / 4][first_key() + block * 8 + 2 * (lane % 4)];
+        const auto& sums = dot[block][s];
+        *reinterpret_cast<float2*>(row) = make_float2(sums[0], sums[1]);
+        *reinterpret_cast<float2*>(row + 8 * (Keys + 8)) = make_float2(sums[2], sums[3]);
+      }
     }
   }
 
@@ -443,26 +489,31 @@ struct MathWarp {
 
   /// Sums of 16 latents over the 16 keys of a step: the two codes that ldmatrix leaves of each key are an even and an
   /// odd latent.
-  __device__ __forceinline__ void multiply_block(int block, const std::byte* tile, const uint32_t (&p)[Sixteens][4],
-                                                 uint32_t codes0, uint32_t codes8, int step) {
+  __device__ __forceinline__ void multiply_block(int block, const uint32_t (&p)[Sixteens][4], uint32_t codes0,
+                                                 uint32_t codes8) {
     constexpr uint32_t kByLatent = 0x3120;  // {key 0, key 1} of the even latent, then of the odd one
     codes0 = permute_bytes(codes0, 0, kByLatent);
     codes8 = permute_bytes(codes8, 0, kByLatent);
-    uint32_t even[2] = {low_e4m3_to_f16(codes0), low_e4m3_to_f16(codes8)};
-    uint32_t odd[2] = {high_e4m3_to_f16(codes0), high_e4m3_to_f16(codes8)};
-    if constexpr (F::kExpanded) {
-      const uint16_t* scales = &expanded(tile).by_block[warp * kBlocks16 + block][step * 16 + 2 * (lane % 4)];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t scale = *reinterpret_cast<const uint32_t*>(scales + 8 * i);
-        even[i] = multiply_f16(even[i], scale);
-        odd[i] = multiply_f16(odd[i], scale);
-      }
-    }
+    const uint32_t even[2] = {low_e4m3_to_f16(codes0), low_e4m3_to_f16(codes8)};
+    const uint32_t odd[2] = {high_e4m3_to_f16(codes0), high_e4m3_to_f16(codes8)};
 #pragma unroll
     for (int s = 0; s < Sixteens; ++s) {
       mma_f16(latent[s][block][0], p[s], even[0], even[1]);
       mma_f16(latent[s][block][1], p[s], odd[0], odd[1]);
+    }
+  }
+
+  /// The same of widened values, all of this warp's latents; `from` is this lane's row of the first two matrices.
+  __device__ __forceinline__ void multiply_values(uint32_t from, const uint32_t (&p)[Sixteens][4]) {
+#pragma unroll
+    for (int block = 0; block < kBlocks16; ++block) {
+      uint32_t x[4];  // of the even and then of the odd latents keys 0..7 and 8..15
+      load_matrices_transposed(x, from + block * 32);
+#pragma unroll
+      for (int s = 0; s < Sixteens; ++s) {
+        mma_f16(latent[s][block][0], p[s], x[0], x[1]);
+        mma_f16(latent[s][block][1], p[s], x[2], x[3]);
+      }
     }
   }
 };

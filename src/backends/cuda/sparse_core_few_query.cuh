@@ -64,11 +64,28 @@ struct QueryFragments {
     pe[i + 2] = *reinterpret_cast<const uint32_t*>(two + 8);
   }
   __device__ __forceinline__ void load_e4m3(const uint8_t* query, int group, int i) {
+    if constexpr (FewHeadsFormat<Format>::kWidened) {
+      load_blocks(query + 12 * (threadIdx.x % 4) + group * kGroupLatents, i);
+    } else {
 #pragma unroll
-    for (int step = 0; step < kGroupLatents / 16; ++step) {
-      latent[step][i] = *reinterpret_cast<const uint32_t*>(query + group * kGroupLatents + 16 * step);
+      for (int step = 0; step < kGroupLatents / 16; ++step) {
+        latent[step][i] = *reinterpret_cast<const uint32_t*>(query + group * kGroupLatents + 16 * step);
+      }
     }
     pe[i] = *reinterpret_cast<const uint32_t*>(query + kLatent + group * 16);
+  }
+
+  /// In the order of LaneCodes::widen: of each 64 latents a block of 16, its even ones for two k-steps, then its odd
+  /// ones.
+  __device__ __forceinline__ void load_blocks(const uint8_t* query, int i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 block = *reinterpret_cast<const uint4*>(query + 64 * half);
+      latent[4 * half][i] = permute_bytes(block.x, block.y, 0x6420);
+      latent[4 * half + 1][i] = permute_bytes(block.z, block.w, 0x6420);
+      latent[4 * half + 2][i] = permute_bytes(block.x, block.y, 0x7531);
+      latent[4 * half + 3][i] = permute_bytes(block.z, block.w, 0x7531);
+    }
   }
 
   /// e4m3 to FP16.

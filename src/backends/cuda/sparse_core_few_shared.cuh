@@ -13,8 +13,8 @@ namespace dsacore::cuda {
 inline constexpr int kMathWarps = 8;
 inline constexpr int kProducerWarps = 4;  // one warpgroup, for registers are moved between warpgroups
 inline constexpr int kFewHeadsThreads = 32 * (kMathWarps + kProducerWarps);
-inline constexpr int kStages = 2;    ///< tiles in the ring, at most
-inline constexpr int kRawTiles = 2;  ///< of rows that are still to be widened
+inline constexpr int kStages = 2;      ///< tiles in the ring, at most
+inline constexpr int kValueTiles = 2;  ///< of widened values: the next may be written while one is read
 
 /// Rows lie in the ring at `kPitch`, operands are read at `kOperandPitch`: an odd multiple of 16 bytes modulo 128, so
 /// that ldmatrix meets no bank twice. Heads of the query lie at `kQueryPitch`, for the same reason.
@@ -27,7 +27,7 @@ struct FewHeadsFormat<KvFormat::kFp8DsMla> {
   static constexpr int kPitch = kRowBytes, kOperandPitch = kPitch;
   static constexpr int kPeAt = KvFp8DsMla::kPeAt;
   static constexpr int kScaleGroups = KvFp8DsMla::kTiles;  ///< of p: one scale a key and 128 latents
-  static constexpr bool kExpanded = false;                 ///< operands are the raw rows
+  static constexpr bool kWidened = false;                  ///< operands are the raw rows
   static constexpr bool kPlainPe = true;                   ///< pe and the query are BF16
   static constexpr int kQueryBytes = kQueryRow * 2, kQueryPitch = kQueryBytes + 32;
 };
@@ -37,38 +37,33 @@ struct FewHeadsFormat<KvFormat::kFp8> {
   static constexpr int kPitch = kRowBytes + 16, kOperandPitch = kPitch;
   static constexpr int kPeAt = KvFp8::kPeAt;
   static constexpr int kScaleGroups = 1;
-  static constexpr bool kExpanded = false;
+  static constexpr bool kWidened = false;
   static constexpr bool kPlainPe = false;
   static constexpr int kQueryBytes = kQueryRow, kQueryPitch = kQueryBytes + 16;
 };
-/// Values are widened to e4m3 codes in a tile of their own; block scales are multiplied in FP16, exactly.
+/// The logits read rows 8 bytes a lane, and leave values as FP16 at `kValuePitch`, which meets no bank twice either.
 template <>
 struct FewHeadsFormat<KvFormat::kNvfp4DsMla> {
   static constexpr int kRowBytes = KvNvfp4DsMla::kRowBytes;
-  static constexpr int kPitch = kRowBytes, kOperandPitch = kQueryRow + 16;
-  static constexpr int kPeAt = kLatent;
+  static constexpr int kPitch = kRowBytes;
+  static constexpr int kValuePitch = kLatent * 2 + 16;
+  static constexpr int kPeAt = KvNvfp4DsMla::kPeAt;
   static constexpr int kScaleGroups = 1;
-  static constexpr bool kExpanded = true;
+  static constexpr bool kWidened = true;
   static constexpr bool kPlainPe = false;
   static constexpr int kQueryBytes = kQueryRow, kQueryPitch = kQueryBytes + 16;
 };
 
-/// An expanded tile: e4m3 operands, and each block's scale in FP16 in two orders.
-template <int Keys>
-struct ExpandedTile {
-  static constexpr int kScalePitch = KvNvfp4DsMla::kBlocks + 8;
-  alignas(128) std::byte operands[Keys * FewHeadsFormat<KvFormat::kNvfp4DsMla>::kOperandPitch];
-  alignas(16) uint16_t by_key[Keys][kScalePitch];
-  alignas(16) uint16_t by_block[KvNvfp4DsMla::kBlocks][Keys + 8];
-};
-
-/// Bytes of a tile in the ring: of rows as they lie in the cache, or expanded.
+/// Bytes of a tile of rows.
 template <KvFormat Format, int Keys>
-constexpr int kTileBytes =
-    FewHeadsFormat<Format>::kExpanded ? int(sizeof(ExpandedTile<Keys>)) : Keys * FewHeadsFormat<Format>::kPitch;
+constexpr int kTileBytes = Keys * FewHeadsFormat<Format>::kPitch;
+/// Of a tile of widened values.
+template <KvFormat Format, int Keys>
+constexpr int kValueTileBytes = 0;
+template <int Keys>
+constexpr int kValueTileBytes<KvFormat::kNvfp4DsMla, Keys> = Keys * FewHeadsFormat<KvFormat::kNvfp4DsMla>::kValuePitch;
 
-/// What a CTA keeps beside its tiles. In shared memory follow the ring and, where that is of expanded tiles, two raw
-/// ones.
+/// What a CTA keeps beside its tiles. In shared memory follow the ring and the tiles of widened values.
 template <KvFormat Format, int Keys, int Sixteens>
 struct FewHeadsShared {
   static constexpr int kHeads = 16 * Sixteens;
@@ -82,7 +77,6 @@ struct FewHeadsShared {
   alignas(16) float rescale[kHeads][kScaleGroups];         ///< of the latents summed so far
   alignas(16) float scales[kScaleGroups][Keys];            ///< of the tile's keys, where p is multiplied by them
   alignas(8) uint64_t full[kStages], empty[kStages], query_arrived;
-  uint64_t raw_arrived[kRawTiles][kProducerWarps];
 };
 
 }  // namespace dsacore::cuda
