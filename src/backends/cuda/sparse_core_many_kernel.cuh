@@ -161,7 +161,11 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
     publish_barriers();
     shared.raised[0] = shared.raised[1] = 0;
   }
-  for (int i = int(threadIdx.x); i < Columns; i += kThreads) shared.largest[i] = shared.offset[i] = -INFINITY;
+  for (int i = int(threadIdx.x); i < Columns; i += kThreads) {
+    shared.largest[i] = kNoLogit;
+    shared.offset[i] = -INFINITY;
+    shared.weight_unit[i] = 1;
+  }
   wait_for_earlier_kernels();
   let_next_kernel_start();
   __syncthreads();

@@ -112,47 +112,65 @@ struct Scores : Tiles<Layout, Columns> {
     if (shared.raised[other] != 0) lower_sums(other);
   }
 
-  /// Weights of a tile from its logits, into the group's place in shared memory.
+  /// Weights of a tile from its logits, into the group's place in shared memory. They are made before it is known that
+  /// the references do for them, and once more where those had to be raised.
   __device__ __forceinline__ void weigh() {
-    const bool raised = barrier_any(kGroup + group, 128, outgrown());
-    if (raised) raise();
-    float largest[kHeads], unit[kHeads];
-    T::load_heads(shared.largest, largest);
-    if constexpr (F::kScaledKeys) T::load_heads(shared.weight_unit, unit);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& x = logits[h / 2 * 4 + 2 * i + h % 2];
-        x -= largest[h];
-        const float p = exp2_approx(x);
-        sums[h] += p;
-        x = F::kScaledKeys ? p * key_units[i] * unit[h] : p;
-      }
+    float added[kHeads];  // of p, of this tile
+    bool raised = false;
+    while (true) {
+      const bool outgrown = store_weights(added);
+      if (raised || !barrier_any(kGroup + group, 128, outgrown)) break;
+      raise();
+      raised = true;
     }
-    store_weights();
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) sums[h] += added[h];
     if (lane.warp == 0 && lane.lane == 0) shared.raised[group] = raised;
     fence_async_proxy();
     __syncwarp();
     if (lane.lane == 0) Barrier{base + uint32_t(offsetof(S, written)) + 8 * group}.arrive();
   }
 
-  /// Whether a logit of this thread is too far above a reference.
-  __device__ __forceinline__ bool outgrown() const {
-    float largest[kHeads], offset[kHeads];
-    T::load_heads(shared.largest, largest);
-    if constexpr (F::kScaledKeys) T::load_heads(shared.offset, offset);
-    bool over = false;
+  /// P^T as a K-major B operand: [head][key], 128 bytes a head, swizzled. Returns whether a logit of this thread may be
+  /// too far above a reference: what raise_head goes by is one, a NaN and what is next to one may be.
+  __device__ __forceinline__ bool store_weights(float (&added)[kHeads]) const {
+    const int row = lane.lane % 8,
+              tile = lane.lane / 8;  // 8 x 8 tiles: keys 0-7, 8-15 of the warp, then of the next 8 heads
+    const uint32_t to = base + uint32_t(offsetof(S, weights)) + group * S::kBlockBytes +
+                        uint32_t((tile / 2 * 8 + row) * 128) +
+                        (uint32_t((2 * lane.warp + tile % 2) * 16) ^ uint32_t(row * 16));
+    float largest_added = 0;
+    uint32_t largest_weights = 0;
+    uint32_t pairs[4];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float x = logits[h / 2 * 4 + 2 * i + h % 2] - largest[h];
-        over |= x > kLargestP;
-        if constexpr (F::kScaledKeys) over |= x + exponents[i] > offset[h] + kLargestWeight;
+    for (int j = 0; j < Columns / 8; ++j) {
+      make_weights(j, added, pairs + j % 2 * 2);
+      largest_added = fmaxf(largest_added, fmaxf(added[2 * j], added[2 * j + 1]));
+      for (int i = 0; i < 2; ++i) largest_weights = larger_f16(largest_weights, pairs[j % 2 * 2 + i]);
+      if (j % 2 == 1) {
+        store_matrices_transposed(to + j / 2 * 2048, pairs);
+      } else if (j + 1 == Columns / 8) {
+        store_matrices_transposed(to + j / 2 * 2048, {pairs[0], pairs[1]});
       }
     }
-    return over;
+    return largest_added > kNearlyLargestP ||
+           (F::kScaledKeys && max(largest_weights << 16, largest_weights) >= kNearlyLargestWeight);
+  }
+
+  /// What a thread has of the weights of 8 heads, and their sums of p.
+  __device__ __forceinline__ void make_weights(int j, float (&added)[kHeads], uint32_t* pairs) const {
+    const float2 largest = *reinterpret_cast<const float2*>(shared.largest + T::head_of(2 * j));
+    float p[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] = exp2_approx(logits[4 * j + i] - (i % 2 == 0 ? largest.x : largest.y));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) added[2 * j + i] = p[i] + p[2 + i];
+    if constexpr (F::kScaledKeys) {
+      const float2 unit = *reinterpret_cast<const float2*>(shared.weight_unit + T::head_of(2 * j));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[i] = p[i] * key_units[i / 2] * (i % 2 == 0 ? unit.x : unit.y);
+    }
+    for (int i = 0; i < 2; ++i) pairs[i] = to_f16(p[2 * i], p[2 * i + 1]);
   }
 
   /// Raises the references of those heads whose logits have outgrown them. No head's bits depend on another head.
@@ -210,26 +228,6 @@ struct Scores : Tiles<Layout, Columns> {
     T::load_heads(shared.lower_sums[source], lower);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) sums[h] *= lower[h];
-  }
-
-  /// P^T as a K-major B operand: [head][key], 128 bytes a head, swizzled.
-  __device__ __forceinline__ void store_weights() {
-    const int row = lane.lane % 8,
-              tile = lane.lane / 8;  // 8 x 8 tiles: keys 0-7, 8-15 of the warp, then of the next 8 heads
-    const uint32_t to = base + uint32_t(offsetof(S, weights)) + group * S::kBlockBytes +
-                        uint32_t((tile / 2 * 8 + row) * 128) +
-                        (uint32_t((2 * lane.warp + tile % 2) * 16) ^ uint32_t(row * 16));
-    uint32_t pairs[kAccumulators / 2];
-#pragma unroll
-    for (int i = 0; i < kAccumulators / 2; ++i) pairs[i] = to_f16(logits[2 * i], logits[2 * i + 1]);
-#pragma unroll
-    for (int j = 0; j < Columns / 16; ++j) {
-      store_matrices_transposed(to + j * 2048, {pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]});
-    }
-    if constexpr (Columns % 16 != 0) {
-      constexpr int kLast = Columns / 16;
-      store_matrices_transposed(to + kLast * 2048, {pairs[4 * kLast], pairs[4 * kLast + 1]});
-    }
   }
 
   /// The softmax's denominators.

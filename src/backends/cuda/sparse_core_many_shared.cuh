@@ -27,6 +27,11 @@ inline constexpr int kOpenKeys = 4, kOpenValues = 2, kAtOnce = 2;
 /// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
 /// powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
+/// A little below 2^kLargestP, and 2^kLargestWeight as FP16 in the high half of a word.
+inline constexpr float kNearlyLargestP = 255;
+inline constexpr uint32_t kNearlyLargestWeight = 0x73F00000;
+/// The reference before the first logit: what is masked is -inf below it, not NaN.
+inline constexpr float kNoLogit = -0x1p127f;
 /// A weight is p, times 2^(exponent of the key - kUnitShift), times 2^(kUnitShift - offset of the head): nothing
 /// between overflows, and the unit of every offset in this range is an FP32.
 inline constexpr int kUnitShift = 4;
