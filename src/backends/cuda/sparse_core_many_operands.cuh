@@ -170,8 +170,8 @@ struct RowOperands<KvFp8> : ByteOperands {
 template <>
 struct RowOperands<KvFp8DsMla> : ByteOperands {
   static constexpr int kPitch = KvFp8DsMla::kRowBytes;  // 656 meets no bank twice
-  static constexpr int kExponentsAt = KvFp8DsMla::kTiles * 64;
-  static constexpr int kTableBytes = kExponentsAt + kSlotKeys * int(sizeof(float));
+  static constexpr int kUnitsAt = KvFp8DsMla::kTiles * 64;
+  static constexpr int kTableBytes = kUnitsAt + kSlotKeys * int(sizeof(float));
   static constexpr bool kScaledKeys = true;
   static constexpr bool kPlainPe = true;
   static constexpr float kPeUnit = 1;
@@ -229,7 +229,7 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
     for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
       store_half(table + factor_at(tile, key), to_f16(float_of(bits[tile]) * unit, 0));
     }
-    store_word(table + kExponentsAt + 4 * key, __float_as_uint(float(int(largest >> 23) - 132)));
+    store_word(table + kUnitsAt + 4 * key, largest - (5u << 23));
   }
 };
 

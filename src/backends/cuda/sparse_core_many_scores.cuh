@@ -23,10 +23,9 @@ struct Scores : Tiles<Layout, Columns> {
   const ManyHeadsArgs& args;
   const int group;
 
-  float logits[kAccumulators];  ///< base 2, of the current tile
+  float logits[kAccumulators];  ///< before the scale that makes them base 2, of the current tile
   float sums[kHeads] = {};      ///< of p, over this thread's keys
-  float exponents[2] = {};      ///< of the keys of the current tile, rows r and r + 8
-  float key_units[2] = {};      ///< 2^(exponent - kUnitShift)
+  float key_units[2] = {};      ///< 2^exponent of the keys of the current tile, rows r and r + 8
 
   __device__ __forceinline__ Scores(S& shared, const ManyHeadsArgs& args, const Work& work, int group, Lane lane)
       : T(shared, work, lane), args(args), group(group) {}
@@ -55,13 +54,12 @@ struct Scores : Tiles<Layout, Columns> {
     wgmma_wait<0>();
     wgmma_settle(logits);
 
-#pragma unroll
-    for (float& x : logits) x = fmaf(x, args.scale_high, x * args.scale_low);
     const int left = int(work.valid - work.first) - tile * kManyHeadsTile;
     if (left >= kManyHeadsTile) return;
+    const float masked = kMasked / args.scale_high;
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) {
-      if (16 * lane.warp + i / 2 % 2 * 8 + lane.row() >= left) logits[i] = -INFINITY;
+      if (16 * lane.warp + i / 2 % 2 * 8 + lane.row() >= left) logits[i] = masked;
     }
   }
 
@@ -82,22 +80,17 @@ struct Scores : Tiles<Layout, Columns> {
 
   /// The products of latents in units of the logits: pe, which has no scale, is added to them.
   __device__ __forceinline__ void scale_keys(uint32_t table) {
-    wgmma_wait<0>();
-    wgmma_settle(logits);
     float units[kHeads];
     T::load_heads(shared.query_unit, units);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = 16 * lane.warp + 8 * i + lane.row();
-      exponents[i] = float_of(load_word(table + F::kExponentsAt + 4 * (key % kSlotKeys)));
-      const float key_unit = power_of_two(int(exponents[i]) + 127);
-      key_units[i] = key_unit * (1.0f / (1 << kUnitShift));
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        float& x = logits[h / 2 * 4 + 2 * i + h % 2];
-        x = x * units[h] * key_unit;
-      }
+      key_units[i] = float_of(load_word(table + F::kUnitsAt + 4 * (key % kSlotKeys)));
     }
+    wgmma_wait<0>();
+    wgmma_settle(logits);
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) logits[i] = logits[i] * units[i / 4 * 2 + i % 2] * key_units[i / 2 % 2];
   }
 
   /// Waits for the references after the tile before, and for the place of the weights; brings this thread's sums to
@@ -162,13 +155,16 @@ struct Scores : Tiles<Layout, Columns> {
     const float2 largest = *reinterpret_cast<const float2*>(shared.largest + T::head_of(2 * j));
     float p[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p[i] = exp2_approx(logits[4 * j + i] - (i % 2 == 0 ? largest.x : largest.y));
+    for (int i = 0; i < 4; ++i) {
+      const float x = logits[4 * j + i], reference = i % 2 == 0 ? largest.x : largest.y;
+      p[i] = exp2_approx(fmaf(x, args.scale_high, fmaf(x, args.scale_low, -reference)));
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) added[2 * j + i] = p[i] + p[2 + i];
     if constexpr (F::kScaledKeys) {
       const float2 unit = *reinterpret_cast<const float2*>(shared.weight_unit + T::head_of(2 * j));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) p[i] = p[i] * key_units[i / 2] * (i % 2 == 0 ? unit.x : unit.y);
+      for (int i = 0; i < 4; ++i) p[i] = p[i] * (key_units[i / 2] * (1.0f / (1 << kUnitShift))) * (i % 2 == 0 ? unit.x : unit.y);
     }
     for (int i = 0; i < 2; ++i) pairs[i] = to_f16(p[2 * i], p[2 * i + 1]);
   }
@@ -177,7 +173,10 @@ struct Scores : Tiles<Layout, Columns> {
   __device__ __forceinline__ void raise() {
     const float peak = peak_of_head([&](float x, int) { return x; });
     float weighted = 0;
-    if constexpr (F::kScaledKeys) weighted = peak_of_head([&](float x, int i) { return x + exponents[i]; });
+    if constexpr (F::kScaledKeys) {
+      const float exponents[2] = {exponent_of(key_units[0]), exponent_of(key_units[1])};
+      weighted = peak_of_head([&](float x, int i) { return x + exponents[i]; });
+    }
     if (head_of_thread() < Columns) raise_head(head_of_thread(), peak, weighted);
     barrier_meet(kGroup + group, 128);
     lower_sums(group);
@@ -190,7 +189,9 @@ struct Scores : Tiles<Layout, Columns> {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const int at = h / 2 * 4 + h % 2;
-      place[T::head_of(h) * 32 + 8 * lane.warp + lane.row()] = fmaxf(value(logits[at], 0), value(logits[at + 2], 1));
+      const auto scaled = [&](float x) { return fmaf(x, args.scale_high, x * args.scale_low); };
+      place[T::head_of(h) * 32 + 8 * lane.warp + lane.row()] =
+          fmaxf(value(scaled(logits[at]), 0), value(scaled(logits[at + 2]), 1));
     }
     barrier_meet(kGroup + group, 128);
     float peak = -INFINITY;

@@ -30,8 +30,9 @@ inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
 /// A little below 2^kLargestP, and 2^kLargestWeight as FP16 in the high half of a word.
 inline constexpr float kNearlyLargestP = 255;
 inline constexpr uint32_t kNearlyLargestWeight = 0x73F00000;
-/// The reference before the first logit: what is masked is -inf below it, not NaN.
-inline constexpr float kNoLogit = -0x1p127f;
+/// The reference before the first logit, and what stands for a logit where there is no key: finite, so that no
+/// infinities meet, and so low that beside any reference but the first p is 0.
+inline constexpr float kNoLogit = -0x1p127f, kMasked = -0x1p90f;
 /// A weight is p, times 2^(exponent of the key - kUnitShift), times 2^(kUnitShift - offset of the head): nothing
 /// between overflows, and the unit of every offset in this range is an FP32.
 inline constexpr int kUnitShift = 4;
