@@ -136,6 +136,7 @@ struct RowOperands<KvFp8> : ByteOperands {
   static constexpr bool kScaledKeys = false;  ///< keys have powers of two of their own
   static constexpr bool kPlainPe = false;     ///< pe is BF16, and added once latents are in units of logits
   static constexpr float kPeUnit = 1;         ///< of the query's pe against its latents
+  static constexpr int kFirstShare = 9;       ///< pairs of keys' products of the first warpgroup of scores
 
   struct Keys {
     uint32_t address;
@@ -175,6 +176,7 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
   static constexpr bool kScaledKeys = true;
   static constexpr bool kPlainPe = true;
   static constexpr float kPeUnit = 1;
+  static constexpr int kFirstShare = 10;  ///< the second waits between latents and pe
 
   struct Keys {
     uint32_t address, table;
@@ -189,7 +191,7 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
       if (pair >= kLatentPairs) {  // BF16, in its own order
         return load_matrices(a, address + KvFp8DsMla::kPeAt + 64 * (pair - kLatentPairs) + 32 * product);
       }
-      if (pair % 4 == 0 && product == 0) {
+      if ((pair % 4 == 0 || pair == kFirstShare) && product == 0) {
         for (int i = 0; i < 2; ++i) factors[i] = load_factor(table, pair / 4, key + 8 * i);
       }
       make_byte_keys(raw[pair % kPairsAhead], product, a);
@@ -251,6 +253,7 @@ struct RowOperands<KvNvfp4DsMla> {
   static constexpr bool kScaledKeys = false;
   static constexpr bool kPlainPe = false;
   static constexpr float kPeUnit = 1 / 128.0f;          ///< latents are handled times 2^-7
+  static constexpr int kFirstShare = 8;                 ///< even: two pairs are loaded at a time
   static constexpr uint32_t kFactorUnit = 0x58005800u;  ///< 2^7 twice: 2^-14 of the nibbles to 2^-7
 
   static __device__ __forceinline__ int latent_of(int block, Lane lane, int i) {
