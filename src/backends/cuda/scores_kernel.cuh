@@ -282,7 +282,7 @@ __device__ inline void merge_histograms(const ScoresTools<Keys>& tools, int requ
 
 /// Adds w_h * relu(query_h . key) of a tile's heads to the sums of the thread's two keys.
 template <int N>
-__device__ __forceinline__ void add_heads(const float (&dots)[N / 2], const float* weights, float (&sums)[2]) {
+__device__ __forceinline__ void add_heads(const float* dots, const float* weights, float (&sums)[2]) {
   for (int j = 0; j < N / 8; ++j) {
     const float2 weight = *reinterpret_cast<const float2*>(weights + 8 * j);
     for (int half = 0; half < 2; ++half) {
@@ -338,10 +338,10 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
   for (int row = first; row < rows; row += kRows) {
     float sums[kRows][2] = {};
     const auto add_tiles = [&](int tile) {
-      float dots[Tile::kTiles][kWidth / 2];
-      keys.template multiply<kWidth, Tile::kTiles>(tiles + uint32_t(tile * kWidth * kIndexDim), dots);
+      float dots[Tile::kTiles * kWidth / 2];
+      keys.template multiply<Tile::kTiles * kWidth>(tiles + uint32_t(tile * kWidth * kIndexDim), dots);
       for (int i = 0; i < Tile::kTiles; ++i) {
-        add_heads<kWidth>(dots[i], weights + (tile + i) * kWidth, sums[kRows == 1 ? 0 : i / kPasses]);
+        add_heads<kWidth>(dots + i * kWidth / 2, weights + (tile + i) * kWidth, sums[kRows == 1 ? 0 : i / kPasses]);
       }
     };
     if constexpr (Tile::kTiles == kRows * kPasses) {

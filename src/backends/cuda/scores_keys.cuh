@@ -53,15 +53,13 @@ struct Fp8Keys {
     }
     scale = *reinterpret_cast<const float*>(page + Layout::scale_at(place.scored()));
   }
-  /// Products with the N heads of each of `Tiles` tiles of the B operand, one after the other in shared memory.
-  template <int N, int Tiles>
-  __device__ __forceinline__ void multiply(uint32_t tiles, float (&dots)[Tiles][N / 2]) const {
+  /// Products with the N heads of a tile of the B operand.
+  template <int N>
+  __device__ __forceinline__ void multiply(uint32_t tile, float (&dots)[N / 2]) const {
     wgmma_fence();
-    for (int tile = 0; tile < Tiles; ++tile) {
-      for (int step = 0; step < kSteps; ++step) {
-        WgmmaShape<Operands::kE4m3, N>::registers(
-            dots[tile], fragments[step], query_tile(tiles + uint32_t(tile * N * kIndexDim + 32 * step)), step > 0);
-      }
+    for (int step = 0; step < kSteps; ++step) {
+      WgmmaShape<Operands::kE4m3, N>::registers(dots, fragments[step], query_tile(tile + uint32_t(32 * step)),
+                                                step > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -101,9 +99,8 @@ struct Mxfp4Keys {
     }
   }
   /// Products with the N heads of a tile of the B operand: one block is multiplied while another is scaled.
-  template <int N, int Tiles>
-  __device__ __forceinline__ void multiply(uint32_t tile, float (&dots)[Tiles][N / 2]) const {
-    static_assert(Tiles == 1);
+  template <int N>
+  __device__ __forceinline__ void multiply(uint32_t tile, float (&dots)[N / 2]) const {
     float sums[2][N / 2];
     multiply_block<N>(tile, 0, sums[0]);
     multiply_block<N>(tile, 1, sums[1]);
@@ -115,7 +112,7 @@ struct Mxfp4Keys {
       }
       for (int i = 0; i < N / 2; ++i) {
         const float scale = scales[i / 2 % 2][step];
-        dots[0][i] = step == 0 ? sums[0][i] * scale : fmaf(sums[step % 2][i], scale, dots[0][i]);
+        dots[i] = step == 0 ? sums[0][i] * scale : fmaf(sums[step % 2][i], scale, dots[i]);
       }
       if (step + 2 < kSteps) multiply_block<N>(tile, step + 2, sums[step % 2]);
     }
