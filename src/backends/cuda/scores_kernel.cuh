@@ -297,8 +297,8 @@ __device__ __forceinline__ float add_pair(const float (&sums)[2], const KeyPlace
   const bool odd = (place.quarter & 1) != 0;
   return (odd ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, odd ? sums[0] : sums[1], 1);
 }
-/// The sum over four lanes, each of which has a quarter of the heads of two keys: of one row, in both pairs of lanes, or
-/// of two rows, the second one's in the second pair.
+/// The sum over four lanes, each of which has a quarter of the heads of two keys: of one row, in both pairs of lanes,
+/// or of two rows, the second one's in the second pair.
 __device__ __forceinline__ float add_quarters(const float (&sums)[1][2], const KeyPlace& place) {
   const float pair = add_pair(sums[0], place);
   return pair + __shfl_xor_sync(~0u, pair, 2);

@@ -222,7 +222,8 @@ namespace dsacore::cuda {
 
 template <class Layout>
 void ManyHeadsKernel<Layout>::prepare() {
-  static_assert(sizeof(many::Shared<Layout, 48>) <= kWholeOfShared && sizeof(many::Shared<Layout, 24>) <= kWholeOfShared);
+  static_assert(sizeof(many::Shared<Layout, 48>) <= kWholeOfShared &&
+                sizeof(many::Shared<Layout, 24>) <= kWholeOfShared);
   allow_shared(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>), true);
   allow_shared(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>), true);
 }

@@ -109,8 +109,8 @@ struct Scores : Tiles<Layout, Columns> {
   /// sends again to one of them has had an answer that was given after the last contents were taken.
   __device__ __forceinline__ void exchange(int tile) {
     const int turn = tile % 2;
-    const uint32_t place = base + uint32_t(offsetof(S, partials)) + turn * S::kPartialBytes +
-                           uint32_t((32 * lane.warp + lane.lane) * 16);
+    const uint32_t place =
+        base + uint32_t(offsetof(S, partials)) + turn * S::kPartialBytes + uint32_t((32 * lane.warp + lane.lane) * 16);
     const uint32_t sent = base + uint32_t(offsetof(S, sent)) + 8 * turn;
 #pragma unroll
     for (int j = 0; j < Columns / 8; ++j) {

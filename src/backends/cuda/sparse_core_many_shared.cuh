@@ -18,7 +18,7 @@ inline constexpr int kScoreGroups = 2, kLatentGroups = 2;  // warpgroups, in thi
 inline constexpr int kScoreThreads = 128 * kScoreGroups, kLatentThreads = 128 * kLatentGroups;
 inline constexpr int kMathThreads = kScoreThreads + kLatentThreads, kMathWarps = kMathThreads / 32;
 inline constexpr int kThreads = kMathThreads + 128;
-inline constexpr int kWeightPlaces = 2;  ///< for tiles in turns
+inline constexpr int kWeightPlaces = 2;             ///< for tiles in turns
 inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
 inline constexpr int kScoreRegisters = 88, kLatentRegisters = 136, kOtherRegisters = 32;  // of 96 each
 /// Fragments of a warp in registers, and of how many products they are made and multiplied at once: each time costs.
@@ -51,7 +51,7 @@ template <class Layout, int Columns>
 struct Shared {
   static constexpr int kSlotBytes = kSlotKeys * RowOperands<Layout>::kPitch;
   static constexpr int kTableBytes = RowOperands<Layout>::kTableBytes > 0 ? RowOperands<Layout>::kTableBytes : 16;
-  static constexpr int kBlockBytes = Columns * 128;  // 64 elements of every head
+  static constexpr int kBlockBytes = Columns * 128;    // 64 elements of every head
   static constexpr int kPartialBytes = Columns * 256;  // logits of all heads, FP32
   static constexpr int kFixedBytes =
       (kQueryRow / 64 + kWeightPlaces) * kBlockBytes + 2 * kPartialBytes + Columns * 64 + 1024;
@@ -66,12 +66,12 @@ struct Shared {
   alignas(128) std::byte partials[2][kPartialBytes];  ///< [block of 8 heads][thread][4], each for the other group
   alignas(128) std::byte slots[kSlots][kSlotBytes];
   alignas(16) std::byte tables[kSlots][kTableBytes];
-  alignas(16) float largest[Columns];                   ///< reference of p, base 2, an integer
-  alignas(16) float offset[Columns];                    ///< what the reference of V's weights lies above it
-  alignas(16) float weight_unit[Columns];               ///< 2^(kUnitShift - offset)
-  alignas(16) float query_unit[Columns];                ///< what the head's FP16 query is to be multiplied by
-  alignas(16) float rescale[kWeightPlaces][Columns];    ///< of latents summed before these weights
-  alignas(16) float lower_sums[Columns];                ///< of p summed before
+  alignas(16) float largest[Columns];                 ///< reference of p, base 2, an integer
+  alignas(16) float offset[Columns];                  ///< what the reference of V's weights lies above it
+  alignas(16) float weight_unit[Columns];             ///< 2^(kUnitShift - offset)
+  alignas(16) float query_unit[Columns];              ///< what the head's FP16 query is to be multiplied by
+  alignas(16) float rescale[kWeightPlaces][Columns];  ///< of latents summed before these weights
+  alignas(16) float lower_sums[Columns];              ///< of p summed before
   alignas(16) float sums[4][Columns];
   alignas(16) float2 factors[Columns];  ///< of the summed latents: x, and y where keys are scaled
   alignas(16) SplitSum part[Columns];   ///< of this CTA, read by its cluster
