@@ -1,7 +1,6 @@
 // Sparse core for many heads: how rows, their scales and the query come into shared memory.
 #pragma once
 
-#include "backends/cuda/ptx/cache_policy.cuh"
 #include "backends/cuda/sparse_core_many_shared.cuh"
 #include "backends/cuda/sparse_core_no_key.cuh"
 
@@ -42,7 +41,7 @@ __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const Ma
       if (elected) {
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-          bulk_copy_once(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
+          bulk_copy(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
         }
       }
     }

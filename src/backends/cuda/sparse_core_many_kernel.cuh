@@ -154,20 +154,14 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
       Barrier{shared_address(&shared.ready[slot])}.init(32);
       Barrier{shared_address(&shared.empty[slot])}.init(kLatentThreads / 32);
     }
-    for (int place = 0; place < kWeightPlaces; ++place) {
-      Barrier{shared_address(&shared.written[place])}.init(kScoreThreads / 32);
-      Barrier{shared_address(&shared.read[place])}.init(kLatentThreads / 32);
-    }
-    for (auto& turns : shared.sent) {
-      for (uint64_t& turn : turns) Barrier{shared_address(&turn)}.init(4);
+    for (int group = 0; group < kScoreGroups; ++group) {
+      Barrier{shared_address(&shared.written[group])}.init(4);
+      Barrier{shared_address(&shared.read[group])}.init(kLatentThreads / 32);
     }
     publish_barriers();
+    shared.raised[0] = shared.raised[1] = 0;
   }
-  for (int i = int(threadIdx.x); i < Columns; i += kThreads) {
-    shared.largest[i] = kNoLogit;
-    shared.offset[i] = -INFINITY;
-    shared.weight_unit[i] = 1;
-  }
+  for (int i = int(threadIdx.x); i < Columns; i += kThreads) shared.largest[i] = shared.offset[i] = -INFINITY;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   __syncthreads();
@@ -181,12 +175,8 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   if (warp < kScoreThreads / 32) {
     give_registers<kScoreRegisters>();
     if (work.tiles == 0) return;
-    if (warp < 4) {
-      Scores<Layout, Columns, 0>(shared, args, work, place).run();
-    } else {
-      Scores<Layout, Columns, 1>(shared, args, work, place).run();
-    }
-    barrier_arrive(kMath, kMathThreads);
+    Scores<Layout, Columns> scores(shared, args, work, warp / 4, place);
+    scores.run();
   } else if (warp < kMathWarps) {
     take_registers<kLatentRegisters>();
     const int thread = int(threadIdx.x) - kScoreThreads;
@@ -222,8 +212,6 @@ namespace dsacore::cuda {
 
 template <class Layout>
 void ManyHeadsKernel<Layout>::prepare() {
-  static_assert(sizeof(many::Shared<Layout, 48>) <= kWholeOfShared &&
-                sizeof(many::Shared<Layout, 24>) <= kWholeOfShared);
   allow_shared(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>), true);
   allow_shared(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>), true);
 }

@@ -33,16 +33,15 @@ struct Latents : Tiles<Layout, Columns> {
 
   /// Adds a tile's weighted values.
   __device__ __forceinline__ void accumulate(int tile) {
-    const int source = tile % kWeightPlaces;
-    Barrier{base + uint32_t(offsetof(S, written)) + 8 * source}.wait(uint32_t(tile / kWeightPlaces) & 1);
+    const int source = tile % kScoreGroups;
+    Barrier{base + uint32_t(offsetof(S, written)) + 8 * source}.wait(uint32_t(tile / kScoreGroups) & 1);
+    if (shared.raised[source] != 0) {
+      float factors[kHeads];
+      T::load_heads(shared.rescale[source], factors);
 #pragma unroll
-    for (int of = 0; of < kScoreGroups; ++of) {
-      if (shared.raised[source][of] == 0) continue;
+      for (auto& block : sums) {
 #pragma unroll
-      for (int h = 2 * first_block(Columns, of); h < 2 * first_block(Columns, of + 1); ++h) {
-        const float factor = shared.rescale[source][T::head_of(h)];
-#pragma unroll
-        for (auto& block : sums) block[h / 2 * 4 + h % 2] *= factor, block[h / 2 * 4 + h % 2 + 2] *= factor;
+        for (int i = 0; i < kAccumulators; ++i) block[i] *= factors[i / 4 * 2 + i % 2];
       }
     }
     const uint32_t slot[2] = {T::slot_of(2 * tile), T::slot_of(2 * tile + 1)};
@@ -51,8 +50,7 @@ struct Latents : Tiles<Layout, Columns> {
     typename F::Values values(rows, scales, group, lane);
     const uint64_t weights = swizzled_tile(base + uint32_t(offsetof(S, weights)) + source * S::kBlockBytes);
     uint32_t a[kOpenValues][4];
-    for (int pair = 0; pair < kPairsAhead; ++pair) values.fetch(pair);
-    multiply_made<0, 2 * kValuePairs, kValuePairs>(values, a, [&](int product, const uint32_t(&fragment)[4]) {
+    multiply_made<0, 2 * kValuePairs, 0, kValuePairs>(values, a, [&](int product, const uint32_t(&fragment)[4]) {
       F16::registers(sums[F::value_block(product / 2, product % 2)], fragment,
                      weights + 2 * F::value_step(product / 2, product % 2), 1);
     });

@@ -136,7 +136,6 @@ struct RowOperands<KvFp8> : ByteOperands {
   static constexpr bool kScaledKeys = false;  ///< keys have powers of two of their own
   static constexpr bool kPlainPe = false;     ///< pe is BF16, and added once latents are in units of logits
   static constexpr float kPeUnit = 1;         ///< of the query's pe against its latents
-  static constexpr int kFirstShare = 9;       ///< pairs of keys' products of the first warpgroup of scores
 
   struct Keys {
     uint32_t address;
@@ -171,12 +170,11 @@ struct RowOperands<KvFp8> : ByteOperands {
 template <>
 struct RowOperands<KvFp8DsMla> : ByteOperands {
   static constexpr int kPitch = KvFp8DsMla::kRowBytes;  // 656 meets no bank twice
-  static constexpr int kUnitsAt = KvFp8DsMla::kTiles * 64;
-  static constexpr int kTableBytes = kUnitsAt + kSlotKeys * int(sizeof(float));
+  static constexpr int kExponentsAt = KvFp8DsMla::kTiles * 64;
+  static constexpr int kTableBytes = kExponentsAt + kSlotKeys * int(sizeof(float));
   static constexpr bool kScaledKeys = true;
   static constexpr bool kPlainPe = true;
   static constexpr float kPeUnit = 1;
-  static constexpr int kFirstShare = 10;  ///< the second waits between latents and pe
 
   struct Keys {
     uint32_t address, table;
@@ -191,7 +189,7 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
       if (pair >= kLatentPairs) {  // BF16, in its own order
         return load_matrices(a, address + KvFp8DsMla::kPeAt + 64 * (pair - kLatentPairs) + 32 * product);
       }
-      if ((pair % 4 == 0 || pair == kFirstShare) && product == 0) {
+      if (pair % 4 == 0 && product == 0) {
         for (int i = 0; i < 2; ++i) factors[i] = load_factor(table, pair / 4, key + 8 * i);
       }
       make_byte_keys(raw[pair % kPairsAhead], product, a);
@@ -231,7 +229,7 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
     for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
       store_half(table + factor_at(tile, key), to_f16(float_of(bits[tile]) * unit, 0));
     }
-    store_word(table + kUnitsAt + 4 * key, largest - (5u << 23));
+    store_word(table + kExponentsAt + 4 * key, __float_as_uint(float(int(largest >> 23) - 132)));
   }
 };
 
@@ -253,7 +251,6 @@ struct RowOperands<KvNvfp4DsMla> {
   static constexpr bool kScaledKeys = false;
   static constexpr bool kPlainPe = false;
   static constexpr float kPeUnit = 1 / 128.0f;          ///< latents are handled times 2^-7
-  static constexpr int kFirstShare = 8;                 ///< even: two pairs are loaded at a time
   static constexpr uint32_t kFactorUnit = 0x58005800u;  ///< 2^7 twice: 2^-14 of the nibbles to 2^-7
 
   static __device__ __forceinline__ int latent_of(int block, Lane lane, int i) {

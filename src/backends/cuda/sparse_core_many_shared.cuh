@@ -18,7 +18,6 @@ inline constexpr int kScoreGroups = 2, kLatentGroups = 2;  // warpgroups, in thi
 inline constexpr int kScoreThreads = 128 * kScoreGroups, kLatentThreads = 128 * kLatentGroups;
 inline constexpr int kMathThreads = kScoreThreads + kLatentThreads, kMathWarps = kMathThreads / 32;
 inline constexpr int kThreads = kMathThreads + 128;
-inline constexpr int kWeightPlaces = 2;             ///< for tiles in turns
 inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
 inline constexpr int kScoreRegisters = 88, kLatentRegisters = 136, kOtherRegisters = 32;  // of 96 each
 /// Fragments of a warp in registers, and of how many products they are made and multiplied at once: each time costs.
@@ -28,33 +27,20 @@ inline constexpr int kOpenKeys = 4, kOpenValues = 2, kAtOnce = 2;
 /// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
 /// powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
-/// A little below 2^kLargestP, and 2^kLargestWeight as FP16 in the high half of a word.
-inline constexpr float kNearlyLargestP = 255;
-inline constexpr uint32_t kNearlyLargestWeight = 0x73F00000;
-/// The reference before the first logit, and what stands for a logit where there is no key: finite, so that no
-/// infinities meet, and so low that beside any reference but the first p is 0.
-inline constexpr float kNoLogit = -0x1p127f, kMasked = -0x1p90f;
 /// A weight is p, times 2^(exponent of the key - kUnitShift), times 2^(kUnitShift - offset of the head): nothing
 /// between overflows, and the unit of every offset in this range is an FP32.
 inline constexpr int kUnitShift = 4;
 inline constexpr float kLeastOffset = -122, kMostOffset = 124;
 
-/// Named barriers: of either warpgroup of scores, of both warpgroups of latents, and of all four.
-enum NamedBarrier { kGroup = 1, kLatents = 3, kMath = 4 };
-
-/// The first of the blocks of 8 heads whose softmax is a warpgroup's of scores.
-DSACORE_HD constexpr int first_block(int columns, int group) {
-  return group == 0 ? 0 : group == 1 ? (columns / 8 + 1) / 2 : columns / 8;
-}
+/// Named barriers: of a warpgroup of scores, of both, of both warpgroups of latents, and of all four.
+enum NamedBarrier { kGroup = 1, kScores = 3, kLatents = 4, kMath = 5 };
 
 template <class Layout, int Columns>
 struct Shared {
   static constexpr int kSlotBytes = kSlotKeys * RowOperands<Layout>::kPitch;
   static constexpr int kTableBytes = RowOperands<Layout>::kTableBytes > 0 ? RowOperands<Layout>::kTableBytes : 16;
-  static constexpr int kBlockBytes = Columns * 128;    // 64 elements of every head
-  static constexpr int kPartialBytes = Columns * 256;  // logits of all heads, FP32
-  static constexpr int kFixedBytes =
-      (kQueryRow / 64 + kWeightPlaces) * kBlockBytes + 2 * kPartialBytes + Columns * 64 + 1024;
+  static constexpr int kBlockBytes = Columns * 128;  // 64 elements of every head
+  static constexpr int kFixedBytes = (kQueryRow / 64 + kScoreGroups) * kBlockBytes + Columns * 128 + 1024;
   /// Even: a barrier tells by parity alone whether its rows are there, so that a helper must have waited for all of a
   /// slot before (with 7 slots it took rows for arrived that were not, where those of later slots came first).
   static constexpr int kSlots =
@@ -62,24 +48,23 @@ struct Shared {
   static_assert(kSlots >= 4, "two tiles are read at a time");
 
   alignas(1024) std::byte query[kQueryRow / 64][kBlockBytes];
-  alignas(1024) std::byte weights[kWeightPlaces][kBlockBytes];
-  alignas(128) std::byte partials[2][kPartialBytes];  ///< [block of 8 heads][thread][4], each for the other group
+  alignas(1024) std::byte weights[kScoreGroups][kBlockBytes];
   alignas(128) std::byte slots[kSlots][kSlotBytes];
   alignas(16) std::byte tables[kSlots][kTableBytes];
-  alignas(16) float largest[Columns];                 ///< reference of p, base 2, an integer
-  alignas(16) float offset[Columns];                  ///< what the reference of V's weights lies above it
-  alignas(16) float weight_unit[Columns];             ///< 2^(kUnitShift - offset)
-  alignas(16) float query_unit[Columns];              ///< what the head's FP16 query is to be multiplied by
-  alignas(16) float rescale[kWeightPlaces][Columns];  ///< of latents summed before these weights
-  alignas(16) float lower_sums[Columns];              ///< of p summed before
-  alignas(16) float sums[4][Columns];
+  alignas(16) float largest[Columns];                   ///< reference of p, base 2, an integer
+  alignas(16) float offset[Columns];                    ///< what the reference of V's weights lies above it
+  alignas(16) float weight_unit[Columns];               ///< 2^(kUnitShift - offset)
+  alignas(16) float query_unit[Columns];                ///< what the head's FP16 query is to be multiplied by
+  alignas(16) float rescale[kScoreGroups][Columns];     ///< of latents summed before these weights
+  alignas(16) float lower_sums[kScoreGroups][Columns];  ///< of p summed before
+  alignas(16) float sums[4 * kScoreGroups][Columns];
   alignas(16) float2 factors[Columns];  ///< of the summed latents: x, and y where keys are scaled
   alignas(16) SplitSum part[Columns];   ///< of this CTA, read by its cluster
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
-  alignas(8) uint64_t sent[kScoreGroups][2];  ///< the group's partial logits can be read
-  /// Weights: they and the references after them can be read; they have been.
-  alignas(8) uint64_t written[kWeightPlaces], read[kWeightPlaces];
-  uint32_t raised[kWeightPlaces][kScoreGroups];  ///< whether references were raised; else the heads' rescale is void
+  /// Weights of a warpgroup of scores: they and the references after them can be read; they have been.
+  alignas(8) uint64_t written[kScoreGroups], read[kScoreGroups];
+  uint32_t raised[kScoreGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums
+                                  ///< are void
 
   static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
   static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
@@ -117,14 +102,17 @@ __device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, int unit) {
 /// 2^(from - to), 1 where they are equal, infinities included.
 __device__ __forceinline__ float step_down(float from, float to) { return from == to ? 1.0f : exp2_approx(from - to); }
 
-/// Products `First` to `Last` of fragments that are made on the way, up to pair `EndPair`, the first kPairsAhead of
-/// which have been fetched: raw words are loaded kPairsAhead of them, kAtOnce are made and then issued, by
-/// `multiply(product, fragment)`, and up to `Open` lie in registers; none does before.
-template <int First, int Last, int EndPair, class Fragments, int Open, class Multiply>
+/// Products `First` to `Last` of fragments that are made on the way: raw words are loaded kPairsAhead of them, kAtOnce
+/// are made and then issued, by `multiply(product, fragment)`, and up to `Open` lie in registers, those from
+/// `FirstOpen` on. One range goes on where another has ended.
+template <int First, int Last, int FirstOpen, int Pairs, class Fragments, int Open, class Multiply>
 __device__ __forceinline__ void multiply_made(Fragments& fragments, uint32_t (&a)[Open][4], const Multiply& multiply) {
+  if constexpr (First == 0) {
+    for (int pair = 0; pair < kPairsAhead; ++pair) fragments.fetch(pair);
+  }
 #pragma unroll
   for (int first = First; first < Last; first += kAtOnce) {
-    if (first - First >= Open) wgmma_wait<Open / kAtOnce - 1>();  // those that read what is made now
+    if (first - FirstOpen >= Open) wgmma_wait<Open / kAtOnce - 1>();  // those that read what is made now
 #pragma unroll
     for (int product = first; product < first + kAtOnce; ++product) {
       fragments.make(product / 2, product % 2, a[product % Open]);
@@ -135,7 +123,7 @@ __device__ __forceinline__ void multiply_made(Fragments& fragments, uint32_t (&a
     wgmma_commit();
 #pragma unroll
     for (int pair = first / 2 + kPairsAhead; pair < (first + kAtOnce) / 2 + kPairsAhead; ++pair) {
-      if (pair < EndPair) fragments.fetch(pair);
+      if (pair < Pairs) fragments.fetch(pair);
     }
   }
 }
