@@ -15,8 +15,8 @@ inline constexpr int kScoreBins = 2048;
 inline constexpr int kZeroBin = 639;
 inline constexpr int kBinShift = 17;  ///< of a magnitude: bits that do not tell bins apart
 /// Magnitudes, without those bits, at which the bins above and below zero begin.
-inline constexpr int32_t kFirstPositive = (127 - 12) << (23 - kBinShift), kFirstNegative = (127 - 6)
-                                                                                           << (23 - kBinShift);
+inline constexpr int32_t kFirstPositive = (127 - 12) << (23 - kBinShift);
+inline constexpr int32_t kFirstNegative = (127 - 6) << (23 - kBinShift);
 
 DSACORE_HD constexpr int bin_of_key(uint32_t key) {
   const bool positive = key >= 0x80000000u;

@@ -211,7 +211,7 @@ __device__ __forceinline__ void few_heads(const FewHeadsArgs& args) {
     return;
   }
   take_registers<Registers - (F::kWidened ? 8 : 0)>();
-  MathWarp<Format, Keys, Sixteens> math(shared, shared_at, F::kWidened ? uniform(warp) : warp, lane,
+  MathWarp<Format, Keys, Sixteens> math(shared, shared_at, F::kWidened ? uniform_warp() : warp, lane,
                                         args.scale * kLog2E);
   wait_for_earlier_kernels();
   let_next_kernel_start();
