@@ -11,9 +11,9 @@ inline constexpr uint32_t kNanScoreKey = 0;
 
 /// Ordered key of a score. +infinity gives 0xFF800000, so no key is 0xFFFFFFFF.
 DSACORE_HD constexpr uint32_t score_key(float score) {
-  if (is_nan(score)) return kNanScoreKey;
   const uint32_t bits = bits_of(score + 0.0f);  // -0 becomes +0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const uint32_t sign = uint32_t(int32_t(bits) >> 31);
+  return is_nan(score) ? kNanScoreKey : bits ^ (sign | 0x80000000u);
 }
 
 }  // namespace dsacore

@@ -155,11 +155,13 @@ TEST_P(EveryFormat, SelectsForManyRows) {
   check(options);
 }
 
-// For tools that take a tenth of a second a launch: scores of every width, of one row and of two together.
+// For tools that take a tenth of a second a launch: scores of every width, of one row and of two together, and of keys
+// with any scales.
 TEST_P(EveryFormat, SmallForTools) {
   for (const int heads : {8, 16, 24, 32, 48, 64}) {
     for (const int q : {1, 2}) check({.format = GetParam(), .heads = heads, .q = q, .topk = 16, .lengths = {70, 1}});
   }
+  check({.format = GetParam(), .heads = 16, .topk = 16, .lengths = {70}, .kind = KeyKind::kBytes});
 }
 
 TEST_P(EveryFormat, NanQueryHarmsItsRowAlone) {
@@ -202,9 +204,9 @@ TEST(Indexer, DecodesEveryE2m1CodeWithEveryScale) {
 
 // ---- bits ----
 
-TEST_P(EveryFormat, KeysDependOnBytesAlone) {
+void check_keys_depend_on_bytes(IndexFormat format, KeyKind kind) {
   const IndexerOptions options{
-      .format = GetParam(), .q = 3, .topk = 300, .lengths = {9000, 17, 1500, 4099, 301}, .kind = KeyKind::kTies};
+      .format = format, .q = 3, .topk = 300, .lengths = {9000, 17, 1500, 4099, 301}, .kind = kind};
   const IndexerCase c(options);
   const DeviceSelected first = DeviceIndexer(c, place(c, {})).run("fused");
   for (const uint64_t seed : {2, 3}) {
@@ -218,20 +220,29 @@ TEST_P(EveryFormat, KeysDependOnBytesAlone) {
       }
     }
   }
-  // Each request alone: other CTAs have its pages.
+  // Each request alone: other CTAs have its pages. Without its first keys: they lie beside others.
   for (const int r : {0, 2, 3}) {
-    IndexerCase alone = c;
-    alone.options.lengths = {options.lengths[size_t(r)]};
-    alone.keys = {c.keys[size_t(r)]};
-    const std::ptrdiff_t query = std::ptrdiff_t(options.q) * options.heads * kIndexDim;
-    alone.queries.assign(c.queries.begin() + r * query, c.queries.begin() + (r + 1) * query);
-    alone.weights.assign(c.weights.begin() + r * options.q * options.heads,
-                         c.weights.begin() + (r + 1) * options.q * options.heads);
-    const DeviceSelected got = DeviceIndexer(alone, place(alone, {})).run("fused");
-    for (int j = 0; j < options.q; ++j) {
-      EXPECT_TRUE(got.keys[size_t(j)] == first.keys[size_t(r * options.q + j)]) << "request " << r << ", row " << j;
+    for (const int dropped : {0, 5}) {
+      IndexerCase alone = c;
+      alone.options.lengths = {options.lengths[size_t(r)] - dropped};
+      alone.keys = {{c.keys[size_t(r)].begin() + dropped * c.row_bytes(), c.keys[size_t(r)].end()}};
+      const std::ptrdiff_t query = std::ptrdiff_t(options.q) * options.heads * kIndexDim;
+      alone.queries.assign(c.queries.begin() + r * query, c.queries.begin() + (r + 1) * query);
+      alone.weights.assign(c.weights.begin() + r * options.q * options.heads,
+                           c.weights.begin() + (r + 1) * options.q * options.heads);
+      const DeviceSelected got = DeviceIndexer(alone, place(alone, {})).run("fused");
+      for (int j = 0; j < options.q; ++j) {
+        const std::vector<uint32_t>& all = first.keys[size_t(r * options.q + j)];
+        EXPECT_TRUE(
+            std::equal(all.begin() + dropped, all.end(), got.keys[size_t(j)].begin(), got.keys[size_t(j)].end()))
+            << "request " << r << ", row " << j << ", without " << dropped;
+      }
     }
   }
+}
+
+TEST_P(EveryFormat, KeysDependOnBytesAlone) {
+  for (const KeyKind kind : {KeyKind::kTies, KeyKind::kBytes}) check_keys_depend_on_bytes(GetParam(), kind);
 }
 
 TEST_P(EveryFormat, EqualBytesHaveEqualKeysAtEveryPosition) {

@@ -21,12 +21,11 @@ inline constexpr int32_t kFirstNegative = (127 - 6) << (23 - kBinShift);
 DSACORE_HD constexpr int bin_of_key(uint32_t key) {
   const bool positive = key >= 0x80000000u;
   const int32_t magnitude = int32_t(((positive ? key : ~key) & 0x7FFFFFFFu) >> kBinShift);
-  const int32_t above = magnitude - kFirstPositive + kZeroBin + 1, below = kZeroBin - 1 + kFirstNegative - magnitude;
-  if (positive) {
-    if (key == 0x80000000u) return kZeroBin;
-    return above < kZeroBin + 1 ? kZeroBin + 1 : above > kScoreBins - 1 ? kScoreBins - 1 : above;
-  }
-  return below > kZeroBin - 1 ? kZeroBin - 1 : below < 0 ? 0 : below;
+  // Without branches, which lanes with scores of both signs would take one after the other.
+  const int32_t bin = positive ? kZeroBin + 1 - kFirstPositive + magnitude : kZeroBin - 1 + kFirstNegative - magnitude;
+  const int32_t low = positive ? kZeroBin + 1 : 0, high = positive ? kScoreBins - 1 : kZeroBin - 1;
+  const int32_t inside = bin < low ? low : bin > high ? high : bin;
+  return key == 0x80000000u ? kZeroBin : inside;
 }
 
 /// The smallest key of a bin; of `kScoreBins`: above every key.

@@ -31,12 +31,12 @@ namespace dsacore::cuda {
 
 /// What an instance computes at a time and with how many threads: N heads a product, `Passes` products a row, `Rows`
 /// rows; 0: the one row that each request has.
-template <class Keys, int N, int Passes, int Rows, int Groups>
+template <int N, int Passes, int Rows, int Groups>
 struct ScoresTile {
   static constexpr bool kIsAlone = Rows == 0;
   static constexpr int kWidth = N, kPasses = Passes, kRows = kIsAlone ? 1 : Rows, kGroups = Groups;
   static constexpr int kHeads = N * Passes;
-  static constexpr int kTiles = kRows * Passes < Keys::kTilesAtOnce ? kRows * Passes : Keys::kTilesAtOnce;
+  static constexpr int kTiles = kRows * Passes;
   static constexpr int kMathThreads = Groups * 128;
   static constexpr int kThreads = kMathThreads + 32;
 };
@@ -61,13 +61,6 @@ struct RingPlace {
 template <class Tile>
 __device__ __forceinline__ void math_barrier() {
   barrier_meet(1, Tile::kMathThreads);
-}
-
-/// relu, with NaN kept.
-__device__ __forceinline__ float relu(float x) {
-  float r;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(r) : "f"(x));
-  return r;
 }
 
 __device__ __forceinline__ int length_of(const ScoresParameters& p, int request) {
@@ -225,7 +218,7 @@ __device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
   constexpr int kEighths = kIndexDim / 8;
   const auto weight = [&](int i) {
     const int head = i % Tile::kHeads, row = request * p.q + i / Tile::kHeads;
-    return head < p.heads ? __ldcg(p.weights.row(row) + head) : 0.0f;
+    return head < p.heads ? 0.5f * __ldcg(p.weights.row(row) + head) : 0.0f;
   };
   const int thread = int(threadIdx.x), weights = p.q * Tile::kHeads;
   const float first_weight = thread < weights ? weight(thread) : 0.0f;  // comes together with the query
@@ -244,10 +237,10 @@ __device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
     for (int j = 0; j < kAtOnce; ++j) {
       const int i = first + j * Tile::kMathThreads, eighth = i % kEighths, line = i / kEighths;
       if (line >= weights) break;
-      const QueryPart part = Keys::place_query(eighth, bytes[j]);
-      std::byte* to = tools.query + line * kIndexDim + part.quarter * 4;
-      *reinterpret_cast<uint32_t*>(to + ((2 * part.step) ^ (line % 8)) * 16) = part.first;
-      *reinterpret_cast<uint32_t*>(to + ((2 * part.step + 1) ^ (line % 8)) * 16) = part.second;
+      const QueryPieces at(eighth, line);
+      std::byte* to = tools.query + line * kIndexDim + eighth / 4 * 4;
+      *reinterpret_cast<uint32_t*>(to + at.first * 16) = bytes[j].x;
+      *reinterpret_cast<uint32_t*>(to + at.second * 16) = bytes[j].y;
     }
   }
   if (thread < weights) tools.weights[thread] = first_weight;
@@ -277,18 +270,6 @@ __device__ inline void merge_histograms(const ScoresTools<Keys>& tools, int requ
     if (count == 0) continue;
     atomicAdd(to + i, count);
     tools.histograms[i] = 0;
-  }
-}
-
-/// Adds w_h * relu(query_h . key) of a tile's heads to the sums of the thread's two keys.
-template <int N>
-__device__ __forceinline__ void add_heads(const float* dots, const float* weights, float (&sums)[2]) {
-  for (int j = 0; j < N / 8; ++j) {
-    const float2 weight = *reinterpret_cast<const float2*>(weights + 8 * j);
-    for (int half = 0; half < 2; ++half) {
-      sums[half] = fmaf(weight.x, relu(dots[4 * j + 2 * half]), sums[half]);
-      sums[half] = fmaf(weight.y, relu(dots[4 * j + 2 * half + 1]), sums[half]);
-    }
   }
 }
 
@@ -326,7 +307,7 @@ struct KeyOfRows {
 /// ends up with the key of `at.row`.
 template <class Keys, class Tile>
 __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const Keys& keys, const KeyPlace& place,
-                                           int first, KeyOfRows at) {
+                                           int tokens, int first, KeyOfRows at) {
   constexpr int kRows = Tile::kRows, kPasses = Tile::kPasses, kWidth = Tile::kWidth;
   const ScoresParameters& p = tools.p;
   if (Tile::kIsAlone) first = 0;
@@ -336,22 +317,16 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
   uint32_t* histogram = tools.histograms + (Tile::kIsAlone ? 0 : at.row * kScoreBins);
 #pragma unroll 1
   for (int row = first; row < rows; row += kRows) {
-    float sums[kRows][2] = {};
-    const auto add_tiles = [&](int tile) {
-      float dots[Tile::kTiles * kWidth / 2];
-      keys.template multiply<Tile::kTiles * kWidth>(tiles + uint32_t(tile * kWidth * kIndexDim), dots);
-      for (int i = 0; i < Tile::kTiles; ++i) {
-        add_heads<kWidth>(dots + i * kWidth / 2, weights + (tile + i) * kWidth, sums[kRows == 1 ? 0 : i / kPasses]);
-      }
-    };
-    if constexpr (Tile::kTiles == kRows * kPasses) {
-      add_tiles(0);
-    } else {
-      static_assert(kRows == 1);
-#pragma unroll 1
-      for (int tile = 0; tile < kPasses; tile += Tile::kTiles) add_tiles(tile);
+    float sums[kRows][2] = {}, dots[Tile::kTiles * kWidth / 2];
+    keys.template multiply<Tile::kTiles * kWidth>(tiles, dots);
+    for (int i = 0; i < Tile::kTiles; ++i) {
+      add_heads<kWidth>(dots + i * kWidth / 2, weights + i * kWidth, sums[i / kPasses]);
     }
-    const uint32_t key = score_key(keys.score(add_quarters(sums, place)));
+    for (int i = 0; i < kRows; ++i) {
+      keys.correct(tiles + uint32_t(i * Tile::kHeads * kIndexDim), Tile::kHeads, weights + i * Tile::kHeads, place,
+                   tokens, sums[i]);
+    }
+    const uint32_t key = score_key(add_quarters(sums, place) * keys.scale);
     if (at.left > 0 && (kRows == 1 || at.row < p.q)) {
       store_read_soon(at.out, key);
       if (p.histograms != nullptr) atomicAdd(histogram + bin_of_key(key), 1u);
@@ -381,6 +356,7 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
     load_query<Keys, Tile>(tools, request);
     const int pages = tools.first_unit[request + 1] - tools.first_unit[request];
     const int length = pages * kIndexPage - tools.lacks[request];
+    const int end_of_keys = length + tools.first_unit[request] * kIndexPage;  // counted as units are
     const int first = max(0, p.topk + p.q - length);
     const int row = first + (Tile::kRows == 2 ? place.quarter / 2 : 0);
     const int seen = Tile::kRows == 2 || place.quarter < 2 ? length - (p.q - 1) + row : -kMaxQ;
@@ -390,9 +366,9 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
 #pragma unroll 1
     for (; unit < end; unit += Tile::kGroups) {
       tools.full(ring.stage).wait(ring.parity);
-      Keys keys;
-      keys.load(tools.pages + ring.stage * Keys::Layout::kPageBytes, place);
-      score_page<Keys, Tile>(tools, keys, place, first, at);
+      const int tokens = end_of_keys - unit * kIndexPage;
+      const Keys keys(tools.pages + ring.stage * Keys::Layout::kPageBytes, place, tokens);
+      score_page<Keys, Tile>(tools, keys, place, tokens, first, at);
       at.advance(Tile::kGroups * kIndexPage);
       // Not before: an arrival does not wait for loads whose results nothing has used yet, and the next page may
       // overtake them.
@@ -432,8 +408,31 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
 
 template <class Keys, int N, int Passes, int Rows, int Groups>
 constexpr ScoresInstance scores_instance() {
-  using Tile = ScoresTile<Keys, N, Passes, Rows, Groups>;
+  using Tile = ScoresTile<N, Passes, Rows, Groups>;
   return {scores_kernel<Keys, Tile>, Tile::kThreads, Groups};
+}
+
+// One row at a time is bound by memory where there is much to read, and else by latency: then few threads leave the
+// next kernel room to start beside them. Two rows are multiplied together, and the more threads, the more of their
+// latency is hidden.
+template <class Keys, int N, int Groups>
+ScoresInstance scores_of_width(int q, bool is_short) {
+  if (q > 1) return scores_instance<Keys, N, 1, 2, 4>();
+  return is_short ? scores_instance<Keys, N, 1, 0, 2>() : scores_instance<Keys, N, 1, 0, Groups>();
+}
+
+template <class Keys, int Groups>
+ScoresInstance scores_of(int heads, int q, bool is_short) {
+  const int width = score_width(heads);
+  if (score_passes(heads) == 2) {
+    return width == 24 ? scores_instance<Keys, 24, 2, 1, 4>() : scores_instance<Keys, 32, 2, 1, 4>();
+  }
+  switch (width) {
+    case 8: return scores_of_width<Keys, 8, Groups>(q, is_short);
+    case 16: return scores_of_width<Keys, 16, Groups>(q, is_short);
+    case 24: return scores_of_width<Keys, 24, Groups>(q, is_short);
+    default: return scores_of_width<Keys, 32, Groups>(q, is_short);
+  }
 }
 
 }  // namespace dsacore::cuda
