@@ -17,10 +17,10 @@ struct Choice {
   int stages, shared_bytes;
 };
 
-Choice choose(IndexFormat format, int heads, int q, bool histogram, bool is_short) {
+Choice choose(IndexFormat format, int heads, int q, bool is_short) {
   const int tile_heads = score_passes(heads) * score_width(heads);
   const int page_bytes = kIndexPage * row_bytes(format);
-  const int rest = ScoresShared(q, tile_heads, page_bytes, 0, histogram).total;
+  const int rest = ScoresShared(q, tile_heads).pages;
   const ScoresInstance instance =
       format == IndexFormat::kFp8 ? scores_fp8(heads, q, is_short) : scores_mxfp4(heads, q, is_short);
   const auto stages_in = [&](int bytes) {
@@ -28,7 +28,7 @@ Choice choose(IndexFormat format, int heads, int q, bool histogram, bool is_shor
   };
   int stages = stages_in(kHalfOfShared);
   if (stages < kEnoughStages) stages = std::min(8 / instance.groups * instance.groups, stages_in(kWholeOfShared));
-  return {instance, stages, ScoresShared(q, tile_heads, page_bytes, stages, histogram).total};
+  return {instance, stages, rest + stages * page_bytes};
 }
 
 unsigned multiprocessors() {
@@ -42,9 +42,10 @@ unsigned multiprocessors() {
 
 void prepare_scores(const ShapeKey& shape) {
   for (const bool is_short : {false, true}) {
+    const auto kernel = choose(shape.index_format, shape.sizes.index_heads, shape.q, is_short).instance.kernel;
     // As much as any q may take, so that the order in which shapes are prepared does not matter.
-    allow_shared(choose(shape.index_format, shape.sizes.index_heads, shape.q, true, is_short).instance.kernel,
-                 kWholeOfShared);
+    allow_shared(kernel, kWholeOfShared);
+    prefer_shared(kernel);  // the selection, and the query, start beside it
   }
 }
 
@@ -55,7 +56,7 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
   const int64_t requests = args.index_query.extent(0) / args.q;
   const int context = context_of(args, scratch);
   const bool is_short = requests * context <= int64_t(kPagesOfShort) * kIndexPage * count;
-  const Choice choice = choose(args.index.format, heads, args.q, histogram, is_short);
+  const Choice choice = choose(args.index.format, heads, args.q, is_short);
   const ScoresParameters parameters{.seq_lens = args.seq_lens,
                                     .block_table = args.block_table,
                                     .index_block_table = args.index_block_table,

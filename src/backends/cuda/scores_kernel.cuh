@@ -138,8 +138,9 @@ struct ScoresTools {
   int *first_unit, *totals;
   uint32_t query_address, barriers;
 
-  __device__ ScoresTools(const ScoresParameters& parameters, int tile_heads, std::byte* shared) : p(parameters) {
-    const ScoresShared at(p.q, tile_heads, Keys::Layout::kPageBytes, p.stages, p.histograms != nullptr);
+  __device__ __forceinline__ ScoresTools(const ScoresParameters& parameters, int q, int tile_heads, std::byte* shared)
+      : p(parameters) {
+    const ScoresShared at(q, tile_heads);
     query = shared;
     histograms = reinterpret_cast<uint32_t*>(shared + at.histograms);
     pages = shared + at.pages;
@@ -216,19 +217,20 @@ template <class Keys, class Tile>
 __device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
   const ScoresParameters& p = tools.p;
   constexpr int kEighths = kIndexDim / 8;
+  const int q = Tile::kIsAlone ? 1 : p.q;
   const auto weight = [&](int i) {
-    const int head = i % Tile::kHeads, row = request * p.q + i / Tile::kHeads;
+    const int head = i % Tile::kHeads, row = request * q + i / Tile::kHeads;
     return head < p.heads ? 0.5f * __ldcg(p.weights.row(row) + head) : 0.0f;
   };
-  const int thread = int(threadIdx.x), weights = p.q * Tile::kHeads;
+  const int thread = int(threadIdx.x), weights = q * Tile::kHeads;
   const float first_weight = thread < weights ? weight(thread) : 0.0f;  // comes together with the query
-  constexpr int kAtOnce = 4;                                            // loads before the first store
+  constexpr int kAtOnce = Tile::kIsAlone ? 2 : 4;                       // loads before the first store
 #pragma unroll 1
   for (int first = thread; first < weights * kEighths; first += kAtOnce * Tile::kMathThreads) {
     uint2 bytes[kAtOnce];
     for (int j = 0; j < kAtOnce; ++j) {
       const int i = first + j * Tile::kMathThreads, eighth = i % kEighths, line = i / kEighths;
-      const int head = line % Tile::kHeads, row = request * p.q + line / Tile::kHeads;
+      const int head = line % Tile::kHeads, row = request * q + line / Tile::kHeads;
       bytes[j] = {0, 0};
       if (line < weights && head < p.heads) {
         bytes[j] = __ldcg(reinterpret_cast<const uint2*>(p.query.row(row, head) + 8 * eighth));
@@ -264,12 +266,19 @@ __device__ inline void merge_histograms(const ScoresTools<Keys>& tools, int requ
   const ScoresParameters& p = tools.p;
   if (p.histograms == nullptr) return;
   uint32_t* to = p.histograms + int64_t(request) * p.q * kScoreBins;
-#pragma unroll 4
-  for (int i = int(threadIdx.x); i < p.q * kScoreBins; i += Tile::kMathThreads) {
-    const uint32_t count = tools.histograms[i];
-    if (count == 0) continue;
-    atomicAdd(to + i, count);
-    tools.histograms[i] = 0;
+  constexpr int kAtOnce = 4;
+  const int bins = (Tile::kIsAlone ? 1 : p.q) * kScoreBins;
+#pragma unroll 1
+  for (int first = int(threadIdx.x); first < bins; first += kAtOnce * Tile::kMathThreads) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * Tile::kMathThreads;
+      if (i >= bins) break;
+      const uint32_t count = tools.histograms[i];
+      if (count == 0) continue;
+      atomicAdd(to + i, count);
+      tools.histograms[i] = 0;
+    }
   }
 }
 
@@ -385,7 +394,7 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& 
 template <class Keys, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_constant__ ScoresParameters p) {
   extern __shared__ __align__(1024) std::byte shared[];
-  const ScoresTools<Keys> tools(p, Tile::kHeads, shared);
+  const ScoresTools<Keys> tools(p, Tile::kIsAlone ? 1 : p.q, Tile::kHeads, shared);
   const bool produces = threadIdx.x >= Tile::kMathThreads;
   if (produces && elect_one()) {
 #pragma unroll 1

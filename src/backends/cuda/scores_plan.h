@@ -32,21 +32,20 @@ constexpr int score_width(int heads) {
   return (part + 7) / 8 * 8;
 }
 
-/// Byte offsets in a CTA's shared memory.
+/// Byte offsets in a CTA's shared memory. The ring is last, so that all others are constants where `q` is one.
 struct ScoresShared {
-  int histograms, pages, weights, lacks, first_unit, totals, barriers, total;
+  int histograms, weights, first_unit, lacks, totals, barriers, pages;
   static constexpr int kMaxStages = 16;
 
   /// The query tiles come first, [q, heads of all passes, 128] with the swizzle of their 1024-byte groups.
-  DSACORE_HD constexpr ScoresShared(int q, int tile_heads, int page_bytes, int stages, bool keeps_histogram)
+  DSACORE_HD constexpr ScoresShared(int q, int tile_heads)
       : histograms(q * tile_heads * kIndexDim),
-        pages(histograms + (keeps_histogram ? q * kScoreBins * int(sizeof(uint32_t)) : 0)),
-        weights(pages + stages * page_bytes),
-        lacks(weights + q * tile_heads * int(sizeof(float))),
-        first_unit(lacks + kMaxRows),
-        totals(first_unit + (kMaxRows + 1) * int(sizeof(int))),
+        weights(histograms + q * kScoreBins * int(sizeof(uint32_t))),
+        first_unit(weights + q * tile_heads * int(sizeof(float))),
+        lacks(first_unit + (kMaxRows + 1) * int(sizeof(int))),
+        totals(lacks + kMaxRows),
         barriers((totals + kMaxRows / 32 * int(sizeof(int)) + 15) / 16 * 16),
-        total(barriers + 2 * kMaxStages * 8) {}
+        pages((barriers + 2 * kMaxStages * 8 + 127) / 128 * 128) {}
 };
 
 }  // namespace dsacore::cuda
