@@ -108,6 +108,7 @@ class FusedKernel {
     __syncthreads();
     cluster_arrive_relaxed();
     fetch_w_qb();
+    fetch_norm();
     fetch_w_uk();
   }
 
@@ -125,6 +126,7 @@ class FusedKernel {
     }
     __syncthreads();  // W_QB has been read
     write_parts(sums);
+    async_wait<0>();  // W_UK is there
     __syncthreads();
     cluster_wait();  // all barriers are ready
     finish();
@@ -149,11 +151,15 @@ class FusedKernel {
     }
   }
 
-  /// The CTA's columns of W_UK, and the norm's weights.
-  __device__ __forceinline__ void fetch_w_uk() const {
+  __device__ __forceinline__ void fetch_norm() const {
     for (int i = int(threadIdx.x); i < p_.q_lora / 8; i += int(blockDim.x)) {
       async_copy16(base_ + uint32_t(plan_.norm_at + i * 16), p_.q_norm.data() + i * 8);
     }
+    async_commit();
+  }
+
+  /// The CTA's columns of W_UK.
+  __device__ __forceinline__ void fetch_w_uk() const {
     constexpr int kRowPieces = kLatents / 8;
     for (int i = int(threadIdx.x); i < kNope * kRowPieces; i += int(blockDim.x)) {
       const int k = i / kRowPieces, piece = i % kRowPieces;
@@ -177,7 +183,7 @@ class FusedKernel {
       if (c() == 0) sums[(r() + 8 * half) * S::kSumsPitch + warp_] = block;
     }
     x.keep_packed();
-    async_wait<0>();  // the norm's weights and W_UK are there
+    async_wait<1>();  // the norm's weights are there
     __syncthreads();
     // Each lane has one token's factor.
     const float factor = norm_factor<kMostWarps>(sums + lane_ % kTile * S::kSumsPitch, warps(), p_.eps);
