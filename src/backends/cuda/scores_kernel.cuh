@@ -10,9 +10,10 @@
 // costs what reading three times the bytes does.
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
-// rows the products take 64 q clk, and a warp issues about 150 instructions a page, or 110 for each of two rows (mxfp4:
-// 350), mostly relu, weights, and the way to the key. At large contexts and q = 1 the copies alone take 0.9 of fp8's
-// time; mxfp4, and q > 1, are bound by issue and the latency of dependent steps.
+// rows the products take 64 q clk, and a warp issues about 150 instructions a page, or 110 for each of two rows, mostly
+// relu, weights, and the way to the key; mxfp4 adds 75, which make values of codes. At large contexts and q = 1 the
+// copies alone take 0.9 of fp8's time and 0.7 of mxfp4's; that, and q > 1, are bound by issue and the latency of
+// dependent steps.
 #pragma once
 
 #include "backends/cuda/ptx/cache_policy.cuh"
@@ -428,26 +429,25 @@ constexpr ScoresInstance scores_instance() {
   return {scores_kernel<Keys, Tile>, Tile::kThreads, Groups};
 }
 
-// One row at a time is bound by memory where there is much to read, and else by latency: then few threads leave the
-// next kernel room to start beside them. Two rows are multiplied together, and the more threads, the more of their
-// latency is hidden.
-template <class Keys, int N, int Groups>
+// One row at a time: where there is little to read, few threads leave the next kernel room to start beside them. Four
+// warpgroups of 80 registers a thread leave room for the selection, of 88 not. Two rows are multiplied together.
+template <class Keys, int N>
 ScoresInstance scores_of_width(int q, bool is_short) {
   if (q > 1) return scores_instance<Keys, N, 1, 2, 4>();
-  return is_short ? scores_instance<Keys, N, 1, 0, 2>() : scores_instance<Keys, N, 1, 0, Groups>();
+  return is_short ? scores_instance<Keys, N, 1, 0, 2>() : scores_instance<Keys, N, 1, 0, 4>();
 }
 
-template <class Keys, int Groups>
+template <class Keys>
 ScoresInstance scores_of(int heads, int q, bool is_short) {
   const int width = score_width(heads);
   if (score_passes(heads) == 2) {
     return width == 24 ? scores_instance<Keys, 24, 2, 1, 4>() : scores_instance<Keys, 32, 2, 1, 4>();
   }
   switch (width) {
-    case 8: return scores_of_width<Keys, 8, Groups>(q, is_short);
-    case 16: return scores_of_width<Keys, 16, Groups>(q, is_short);
-    case 24: return scores_of_width<Keys, 24, Groups>(q, is_short);
-    default: return scores_of_width<Keys, 32, Groups>(q, is_short);
+    case 8: return scores_of_width<Keys, 8>(q, is_short);
+    case 16: return scores_of_width<Keys, 16>(q, is_short);
+    case 24: return scores_of_width<Keys, 24>(q, is_short);
+    default: return scores_of_width<Keys, 32>(q, is_short);
   }
 }
 

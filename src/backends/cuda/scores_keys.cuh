@@ -32,9 +32,8 @@ struct QueryPieces {
       : first((2 * (eighth % 4)) ^ (line % 8)), second((2 * (eighth % 4) + 1) ^ (line % 8)) {}
 };
 
-/// Adds w_h * relu(query_h . key) of a tile's heads to the sums of the thread's two keys. The weights are halved: half
-/// of one times x + |x|, which is twice relu(x) and NaN where x is, is the same product, and FADD has a pipe that is
-/// less in demand than that of FMNMX.
+/// Adds w_h * relu(query_h . key) of a tile's heads to the sums of the thread's two keys. x + |x| is twice relu(x), and
+/// NaN where x is; with halves of the weights the products are the same. FADD's pipe is less in demand than FMNMX's.
 template <int N>
 __device__ __forceinline__ void add_heads(const float* dots, const float* half_weights, float (&sums)[2]) {
   for (int j = 0; j < N / 8; ++j) {
@@ -89,9 +88,9 @@ struct Fp8Keys {
 };
 
 /// e2m1 keys with a power of two for every 32 dimensions, which are those of a thread. The eight magnitudes times the
-/// scale are a table of eight bytes of e5m2, from which prmt takes four values by four codes. There are such tables for
-/// scales from 2^-15, the smallest that spec 6 writes, to 2^11. Keys with another scale (NaN is one) are *far*: their
-/// sums are made anew, block by block, each scaled in FP32.
+/// scale are a table of eight bytes of e5m2, from which prmt takes four values by four codes: exact, and all dimensions
+/// are one sum, as those of e4m3 keys. There are such tables for scales from 2^-15, the smallest that spec 6 writes, to
+/// 2^11. Keys with another scale (NaN is one) are *far*: their sums are made anew, block by block, each scaled in FP32.
 struct Mxfp4Keys {
   using Layout = IndexMxfp4;
   static constexpr uint32_t kFirst = 112, kLast = 138;  ///< codes of the scales with tables
@@ -125,7 +124,8 @@ struct Mxfp4Keys {
   __device__ __forceinline__ void multiply(uint32_t tile, float (&dots)[N / 2]) const {
     multiply_keys<Operands::kE5m2E4m3, N>(fragments, tile, dots);
   }
-  /// The sums of far keys over the heads of a tile.
+  /// Puts the sums of far keys over the heads of a tile in their place: quarters of them, for twice the largest ones
+  /// are no longer finite.
   __device__ __forceinline__ void correct(uint32_t tile, int heads, const float* weights, const KeyPlace& place,
                                           int tokens, float (&sums)[2]) const {
     if (!any_far) return;
@@ -143,13 +143,13 @@ struct Mxfp4Keys {
         float products[4] = {};
         for (int half = 0; half < 2; ++half) {
           const std::byte* bytes = page + Layout::value_at(place.row + 8 * half) + 16 * block + 4 * place.quarter;
-          Table(kOne).widen(*reinterpret_cast<const uint32_t*>(bytes), a[half], a[2 + half]);
+          Table(kPlain).widen(*reinterpret_cast<const uint32_t*>(bytes), a[half], a[2 + half]);
         }
         mma_e5m2_e4m3(products, a, *reinterpret_cast<const uint32_t*>(query + 16 * at.first + 4 * block),
                       *reinterpret_cast<const uint32_t*>(query + 16 * at.second + 4 * block));
         for (int i = 0; i < 4; ++i) {
           const std::byte code = page[Layout::scale_at(place.row + 8 * (i / 2)) + block];
-          dots[i] = fmaf(products[i], 0.25f * ue8m0_to_float(uint8_t(code)), dots[i]);  // twice it is finite
+          dots[i] = fmaf(products[i], 0.25f * ue8m0_to_float(uint8_t(code)), dots[i]);
         }
       }
       add_heads<8>(dots, weights + head, far_sums);
@@ -161,9 +161,9 @@ struct Mxfp4Keys {
   }
 
  private:
-  static constexpr uint32_t kOne = 125;  ///< the table with the values as they are
+  static constexpr uint32_t kPlain = 125;  ///< its table has the values as they are
 
-  /// e5m2 of 0, .5, 1, 1.5 and of 2, 3, 4, 6 at the smallest scale; 4 is a power of two.
+  /// Of 0, .5, 1, 1.5 and of 2, 3, 4, 6, four times as large: bytes whose lowest exponent bit is 4.
   struct Table {
     uint32_t low, high;
 
