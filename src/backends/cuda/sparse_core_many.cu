@@ -56,8 +56,10 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
   if (rows == 0) return;
   const LayerModel& model = *args.model;
   const KvFormat format = args.kv.format;
-  const double scale = double(model.attention_scale()) * std::numbers::log2e *
-                       (format == KvFormat::kNvfp4DsMla ? double(kNvfp4Unit) : 1.0);
+  // With a scale of 0 nothing could stand for the logit of no key; so small a one gives the same.
+  const double scale = model.attention_scale() == 0 ? 0x1p-110
+                                                    : double(model.attention_scale()) * std::numbers::log2e *
+                                                          (format == KvFormat::kNvfp4DsMla ? double(kNvfp4Unit) : 1.0);
   const ManyHeadsArgs many = {.query = args.query,
                               .topk_rows = args.topk_rows,
                               .valid = args.valid,

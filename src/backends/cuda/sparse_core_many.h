@@ -48,7 +48,7 @@ struct ManyHeadsArgs {
   const std::byte* cache;
   View<BFloat16, 3> latent;
   View<float, 2> lse;
-  float scale_high;    ///< attention scale * log2(e) * unit of the keys; the product is exact to FP32
+  float scale_high;    ///< attention scale * log2(e) * unit of the keys, not 0; the product is exact to FP32
   float scale_low;     ///< what `scale_high` lacks
   float latent_scale;  ///< of the latent, once, before its rounding
   ManyHeadsPlan plan;

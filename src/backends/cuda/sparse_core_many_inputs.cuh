@@ -1,6 +1,7 @@
 // Sparse core for many heads: how rows, their scales and the query come into shared memory.
 #pragma once
 
+#include "backends/cuda/ptx/cache_policy.cuh"
 #include "backends/cuda/sparse_core_many_shared.cuh"
 #include "backends/cuda/sparse_core_no_key.cuh"
 
@@ -19,19 +20,20 @@ __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const Ma
                  empty = fixed_shared_address(shared.empty);
   const int32_t* list = args.topk_rows.row(work.row) + work.first;
   const std::byte* cache = args.cache;
-  const int left = int(work.valid - work.first);
-  const auto id_in = [&](int nth) { return nth * kSlotKeys + lane < left ? list[nth * kSlotKeys + lane] : 0; };
+  const int left = work.keys;
+  const int key = lane % kSlotKeys;
+  const auto id_in = [&](int nth) { return nth * kSlotKeys + key < left ? list[nth * kSlotKeys + key] : 0; };
   const bool elected = elect_one();
   int32_t next = id_in(producer);
-  for (int nth = producer; nth < 2 * work.tiles; nth += Producers) {
+  for (int nth = producer; nth < kTileSlots * work.tiles; nth += Producers) {
     const int slot = nth % S::kSlots, use = nth / S::kSlots;
     const uint32_t to = slots + slot * S::kSlotBytes;
     const Barrier arrived{full + 8 * slot};
     const int32_t id = next;
     next = id_in(nth + Producers);
     if (use > 0) Barrier{empty + 8 * slot}.wait(uint32_t(use - 1) & 1);
-    const auto from = reinterpret_cast<uint64_t>(nth * kSlotKeys + lane < left ? cache + int64_t(id) * Layout::kRowBytes
-                                                                               : kNoKey[lane]);
+    const auto from = reinterpret_cast<uint64_t>(nth * kSlotKeys + key < left ? cache + int64_t(id) * Layout::kRowBytes
+                                                                              : kNoKey[lane]);
     if (elected) arrived.expect(kSlotKeys * Layout::kRowBytes);
 #pragma unroll
     for (int i = 0; i < kSlotKeys; i += kBatch) {
@@ -41,7 +43,7 @@ __device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const Ma
       if (elected) {
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-          bulk_copy(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
+          bulk_copy_once(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
         }
       }
     }
@@ -54,10 +56,14 @@ __device__ __forceinline__ void prepare_scales(Shared<Layout, Columns>& shared, 
   using S = Shared<Layout, Columns>;
   const uint32_t slots = fixed_shared_address(shared.slots), tables = fixed_shared_address(shared.tables),
                  full = fixed_shared_address(shared.full), ready = fixed_shared_address(shared.ready);
-  for (int nth = helper; nth < 2 * work.tiles; nth += kHelpers) {
+  // Every slot has one helper: a barrier tells by parity alone whether rows are there, so that whoever had not waited
+  // for those before could take rows for arrived that are not.
+  for (int nth = 0; nth < kTileSlots * work.tiles; ++nth) {
     const int slot = nth % S::kSlots;
+    if (slot % kHelpers != helper) continue;
     Barrier{full + 8 * slot}.wait(uint32_t(nth / S::kSlots) & 1);
-    RowOperands<Layout>::make_table(slots + slot * S::kSlotBytes, tables + slot * S::kTableBytes, lane);
+    if (lane < kSlotKeys)
+      RowOperands<Layout>::make_table(slots + slot * S::kSlotBytes, tables + slot * S::kTableBytes, lane);
     Barrier{ready + 8 * slot}.arrive();
   }
 }

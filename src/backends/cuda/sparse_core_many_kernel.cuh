@@ -6,15 +6,18 @@
 // tile in FP16 would add 576 clocks of stores. So there is no such tile: math warps turn raw rows into fragments, keys
 // and values each once a warpgroup (integer pipe 640), and shared memory works 1656 clocks, 328 of them for rows that
 // arrive. 96 heads, 64 rows: 32 tiles x 1632 on 128 SMs = 26 us at 1980 MHz; the gather, read by two CTAs each, is 172
-// MB from L2. Measured (H200, at the 1.81 GHz that it is left under this load), 64 rows: 68 us of fp8_ds_mla and 51 of
-// fp8. By clocks counted in forms of 74 and 56 us, scores hold the others up: of 3670 (2690) clocks a tile, weights
-// coming of two warpgroups in turns, each takes 130 (90) a product, with the loads and conversions before it, and 2080
-// (1420) for the softmax with its waits; those of latents work 2040 (1960) a tile. Beside the tiles a CTA takes 8000
-// (5500) clocks for the query and, for the latents' way out, 2700, more where parts of a row are brought together.
+// MB from L2. Measured (H200, at the 1.81 GHz that it is left under this load), 64 rows: 64 us of fp8_ds_mla and 49 of
+// fp8. fp8_ds_mla by clocks counted, which cost a tenth: of 6900 for a tile of one of the two warpgroups of scores,
+// that take tiles in turns, 3100 are for 32 products with the loads and conversions before them, 830 for the scales and
+// pe, 1900 for the softmax, 370 for rows; those of latents work 2900 of the 3450 that come to a tile. Nothing is full:
+// a scheduler issues an instruction every other clock, and with four warpgroups that convert what they multiply, a
+// product takes 31 clocks in all. Before the tiles a CTA takes 7700 clocks for the number of keys and the query and,
+// after them, 2600 for the latents' way out, more where parts of a row are brought together.
 //
 // Warps: two warpgroups make the weights of values, tile by tile in turns; two sum up latents, 256 each; the last one
-// has two warps that gather rows (bulk copies into slots of 32) and two that prepare their scales. They meet at
-// mbarriers alone: rows `full`, tables `ready`, weights `written`, weights `read`, rows `empty`.
+// has two warps that gather rows (bulk copies into slots of 16) and two that prepare their scales. They meet at
+// mbarriers alone: rows `full`, tables `ready`, weights `written`, weights `read`, rows `empty`. Room for rows is what
+// there must be enough of: two tiles are scored while one is weighed and one arrives.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -100,44 +103,70 @@ __device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, con
   barrier_meet(kLatents, kLatentThreads);
 }
 
-/// Adds the parts of a row in their order, each CTA of the cluster its share of heads and latents, and rounds once.
-template <class Layout, int Columns>
-__device__ __forceinline__ void write_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
-                                            const Work& work, int thread) {
+/// Adds parts of a row in their order, `Parts` at a time, for the CTA's share of heads and latents, and rounds once.
+/// Loads from the cluster take some 500 clocks: as many are under way as there are registers for.
+template <int Parts, class Layout, int Columns>
+__device__ __forceinline__ void add_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
+                                          int thread) {
   using S = Shared<Layout, Columns>;
-  constexpr int kQuads = kLatent / 4, kInFlight = 8;
+  constexpr int kQuads = kLatent / 4, kAtOnce = 8 / Parts;
   const int parts = args.plan.splits;
-  parts > 1 ? cluster_barrier() : barrier_meet(kLatents, kLatentThreads);
-  weigh_parts(shared, args, work, thread);
   const auto* all = reinterpret_cast<const SplitSum*>(shared.query);
   const uint32_t here = shared_address(shared.latents());
   const float scale = args.latent_scale;
   const int quads = work.heads * kQuads, last = quads * (work.split + 1) / parts;
-  for (int i = quads * work.split / parts + thread; i < last; i += kLatentThreads) {
-    const int head = i / kQuads, quad = i % kQuads;
-    const uint32_t at = here + uint32_t((head * S::kLatentPitch + quad * 4) * 4);
-    float4 sum = {0, 0, 0, 0};
-    for (int first = 0; first < parts; first += kInFlight) {
-      float4 value[kInFlight];
-      float weight[kInFlight];
+  for (int first = quads * work.split / parts + thread; first < last; first += kAtOnce * kLatentThreads) {
+    float4 sum[kAtOnce] = {};
+    for (int from = 0; from < parts; from += Parts) {
+      float4 value[kAtOnce][Parts];
+      float weight[kAtOnce][Parts];
 #pragma unroll
-      for (int j = 0; j < kInFlight; ++j) {
-        weight[j] = first + j < parts ? all[(first + j) * Columns + head].sum : 0;
-        value[j] = {0, 0, 0, 0};
-        if (weight[j] != 0) value[j] = load_from_cluster4(address_in(at, uint32_t(first + j)));
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * kLatentThreads, head = at / kQuads;
+        const uint32_t address = here + uint32_t((head * S::kLatentPitch + at % kQuads * 4) * 4);
+#pragma unroll
+        for (int j = 0; j < Parts; ++j) {
+          weight[i][j] = from + j < parts && at < last ? all[(from + j) * Columns + head].sum : 0;
+          value[i][j] = {0, 0, 0, 0};
+          if (weight[i][j] != 0) value[i][j] = load_from_cluster4(address_in(address, uint32_t(from + j)));
+        }
       }
 #pragma unroll
-      for (int j = 0; j < kInFlight; ++j) {
-        sum.x = fmaf(weight[j], value[j].x, sum.x);
-        sum.y = fmaf(weight[j], value[j].y, sum.y);
-        sum.z = fmaf(weight[j], value[j].z, sum.z);
-        sum.w = fmaf(weight[j], value[j].w, sum.w);
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int j = 0; j < Parts; ++j) {
+          sum[i].x = fmaf(weight[i][j], value[i][j].x, sum[i].x);
+          sum[i].y = fmaf(weight[i][j], value[i][j].y, sum[i].y);
+          sum[i].z = fmaf(weight[i][j], value[i][j].z, sum[i].z);
+          sum[i].w = fmaf(weight[i][j], value[i][j].w, sum[i].w);
+        }
       }
     }
-    auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head + head)) + 2 * quad;
-    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x * scale, sum.y * scale),
-                                     __floats2bfloat162_rn(sum.z * scale, sum.w * scale)};
-    *reinterpret_cast<uint2*>(to) = reinterpret_cast<const uint2&>(pairs);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = first + i * kLatentThreads;
+      if (at >= last) break;
+      auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head)) + 2 * at;
+      const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum[i].x * scale, sum[i].y * scale),
+                                       __floats2bfloat162_rn(sum[i].z * scale, sum[i].w * scale)};
+      *reinterpret_cast<uint2*>(to) = reinterpret_cast<const uint2&>(pairs);
+    }
+  }
+}
+
+/// A row in parts, each CTA of the cluster its share.
+template <class Layout, int Columns>
+__device__ __forceinline__ void write_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                            const Work& work, int thread) {
+  const int parts = args.plan.splits;
+  parts > 1 ? cluster_barrier() : barrier_meet(kLatents, kLatentThreads);
+  weigh_parts(shared, args, work, thread);
+  if (parts <= 2) {
+    add_parts<2>(shared, args, work, thread);
+  } else if (parts <= 4) {
+    add_parts<4>(shared, args, work, thread);
+  } else {
+    add_parts<8>(shared, args, work, thread);
   }
   if (parts > 1) cluster_barrier();  // until then others may read here
 }
@@ -161,7 +190,11 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
     publish_barriers();
     shared.raised[0] = shared.raised[1] = 0;
   }
-  for (int i = int(threadIdx.x); i < Columns; i += kThreads) shared.largest[i] = shared.offset[i] = -INFINITY;
+  for (int i = int(threadIdx.x); i < Columns; i += kThreads) {
+    shared.largest[i] = kNoLogit;
+    shared.offset[i] = -INFINITY;
+    shared.weight_unit[i] = 1;
+  }
   wait_for_earlier_kernels();
   let_next_kernel_start();
   __syncthreads();
@@ -182,17 +215,14 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
     const int thread = int(threadIdx.x) - kScoreThreads;
     if (work.tiles == 0) {
       if (thread < Columns) shared.part[thread] = {0, 0};
-      return write_parts(shared, args, work, thread);
-    }
-    Latents<Layout, Columns> latents(shared, work, thread / 128, place);
-    latents.run();
-    barrier_meet(kMath, kMathThreads);  // sums are there, and nobody reads rows any more
-    if (args.plan.splits == 1) {
-      write_rounded(latents, args, work, thread);
     } else {
+      Latents<Layout, Columns> latents(shared, work, thread / 128, place);
+      latents.run();
+      barrier_meet(kMath, kMathThreads);  // sums are there, and nobody reads rows any more
+      if (args.plan.splits == 1) return write_rounded(latents, args, work, thread);
       latents.finish(LaidOut<Layout, Columns>{shared});
-      write_parts(shared, args, work, thread);
     }
+    write_parts(shared, args, work, thread);
   } else {
     give_registers<kOtherRegisters>();
     const int other = warp - kMathWarps;
@@ -212,6 +242,8 @@ namespace dsacore::cuda {
 
 template <class Layout>
 void ManyHeadsKernel<Layout>::prepare() {
+  static_assert(sizeof(many::Shared<Layout, 48>) <= kWholeOfShared &&
+                sizeof(many::Shared<Layout, 24>) <= kWholeOfShared);
   allow_shared(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>), true);
   allow_shared(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>), true);
 }

@@ -44,23 +44,35 @@ struct Latents : Tiles<Layout, Columns> {
         for (int i = 0; i < kAccumulators; ++i) block[i] *= factors[i / 4 * 2 + i % 2];
       }
     }
-    const uint32_t slot[2] = {T::slot_of(2 * tile), T::slot_of(2 * tile + 1)};
-    const uint32_t rows[2] = {T::rows_of(slot[0]), T::rows_of(slot[1])};
-    const uint32_t scales[2] = {T::table_of(slot[0]), T::table_of(slot[1])};
+    uint32_t rows[kTileSlots], scales[kTileSlots];
+#pragma unroll
+    for (int i = 0; i < kTileSlots; ++i) {
+      const uint32_t slot = T::slot_of(kTileSlots * tile + i);
+      rows[i] = T::rows_of(slot), scales[i] = T::table_of(slot);
+    }
     typename F::Values values(rows, scales, group, lane);
     const uint64_t weights = swizzled_tile(base + uint32_t(offsetof(S, weights)) + source * S::kBlockBytes);
     uint32_t a[kOpenValues][4];
-    multiply_made<0, 2 * kValuePairs, 0, kValuePairs>(values, a, [&](int product, const uint32_t(&fragment)[4]) {
-      F16::registers(sums[F::value_block(product / 2, product % 2)], fragment,
-                     weights + 2 * F::value_step(product / 2, product % 2), 1);
-    });
-    __syncwarp();  // all lanes have their fragments
-    if (lane.lane == 0) {
-      for (const uint32_t s : slot) Barrier{base + uint32_t(offsetof(S, empty)) + 8 * s}.arrive();
-    }
+    const auto multiply = [&](int product, const uint32_t(&fragment)[4]) {
+      const int pair = product / 2;
+      F16::registers(sums[F::value_block(pair)], fragment, weights + 2 * (pair / 4 * 2 + product % 2), 1);
+    };
+    multiply_made<0, kValuePairs, 0, kValuePairs>(values, a, multiply);
+    release(kTileSlots * tile);
+    multiply_made<kValuePairs, 2 * kValuePairs, 0, kValuePairs>(values, a, multiply);
+    release(kTileSlots * tile + 2);
     wgmma_wait<0>();
     for (auto& block : sums) wgmma_settle(block);
     if (lane.lane == 0) Barrier{base + uint32_t(offsetof(S, read)) + 8 * source}.arrive();
+  }
+
+  /// The fragments of half of a tile's slots are made.
+  __device__ __forceinline__ void release(int first) {
+    __syncwarp();  // by all lanes
+    if (lane.lane != 0) return;
+    for (int nth = first; nth < first + kTileSlots / 2; ++nth) {
+      Barrier{base + uint32_t(offsetof(S, empty)) + 8 * T::slot_of(nth)}.arrive();
+    }
   }
 
   /// Hands `write(head, latent, values of it and the next)` the normalised latents of this thread; after `kMath`.

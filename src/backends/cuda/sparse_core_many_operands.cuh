@@ -5,7 +5,7 @@
 // where the query is stored in the same order. Values for O^T = V^T P^T: M = latents, read by transposing loads of
 // 16-bit units, 2 (e4m3) or 4 (e2m1) latents a unit; which latent a row of M is, `latent_of` says.
 //
-// A CTA's rows lie in slots of 32. Fragments are made in pairs: `fetch` loads the raw words of a pair, kPairsAhead
+// A CTA's rows lie in slots of 16. Fragments are made in pairs: `fetch` loads the raw words of a pair, kPairsAhead
 // before `make` turns them into the fragments of its two products.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace dsacore::cuda::many {
 
-inline constexpr int kSlotKeys = 32;
+inline constexpr int kSlotKeys = 16;     ///< of a warp that scores them
 inline constexpr int kLatentPairs = 16;  ///< pairs of products of the latents of keys; two more are of their pe
 inline constexpr int kKeyPairs = kLatentPairs + 2;
 inline constexpr int kValuePairs = 8;  ///< of the 256 latents of a warpgroup and 64 keys
@@ -68,9 +68,10 @@ struct Lane {
 // ---- tables: what a helper warp makes of the scales of a slot ----
 
 /// FP16 factors of the keys of a slot by block of latents: [block][key % 8 / 2][key / 8][key % 2], so that a lane takes
-/// the factors of its keys in all k-steps with one load.
+/// the factors of its keys with one load.
+inline constexpr int kFactorBytes = 2 * kSlotKeys;  ///< of a block
 __device__ __forceinline__ constexpr uint32_t factor_at(int block, int key) {
-  return uint32_t((block * 4 + key % 8 / 2) * 16 + key / 8 * 4 + key % 2 * 2);
+  return uint32_t(block * kFactorBytes + key % 8 / 2 * 8 + key / 8 * 4 + key % 2 * 2);
 }
 
 /// Both halves of a word are the factor of one key.
@@ -100,9 +101,13 @@ __device__ __forceinline__ void make_byte_values(const uint32_t (&raw)[4], int p
   }
 }
 
-/// Address of this lane's row among a warp's 16 keys for load_matrices.
+/// Address of this lane's row among a slot's keys for load_matrices, and of its value's row among those of two slots
+/// for load_matrices_transposed.
 __device__ __forceinline__ uint32_t key_row_address(uint32_t slot, int pitch, Lane lane) {
-  return slot + uint32_t((lane.warp % 2 * 16 + lane.lane % 16) * pitch + lane.lane / 16 * 16);
+  return slot + uint32_t(lane.lane % 16 * pitch + lane.lane / 16 * 16);
+}
+__device__ __forceinline__ uint32_t value_row_address(const uint32_t* slots, int pitch, Lane lane) {
+  return (lane.lane < 16 ? slots[0] : slots[1]) + uint32_t(lane.lane % 16 * pitch + 16 * lane.warp);
 }
 
 /// What fp8_ds_mla and fp8 share.
@@ -112,9 +117,8 @@ struct ByteOperands {
   static __device__ __forceinline__ int latent_of(int block, Lane lane, int i) {
     return 64 * block + 16 * lane.warp + 2 * lane.row() + i;
   }
-  /// M block and k-step of a pair's product.
-  static __device__ __forceinline__ constexpr int value_block(int pair, int) { return pair / 2; }
-  static __device__ __forceinline__ constexpr int value_step(int pair, int product) { return pair % 2 * 2 + product; }
+  /// M block of a pair's products. The first half of the pairs are of the first two slots of a tile.
+  static __device__ __forceinline__ constexpr int value_block(int pair) { return pair % 4; }
 
   /// 16 dims of a query, as FP16 pairs of neighbours, in the order of make_byte_keys. `row` is the head's row in the B
   /// tile of 64 dims, `swizzle` its xor.
@@ -150,12 +154,12 @@ struct RowOperands<KvFp8> : ByteOperands {
 
   struct Values {
     uint32_t address[2];
-    __device__ __forceinline__ Values(const uint32_t (&slots)[2], const uint32_t (&)[2], int group, Lane lane) {
-      for (int i = 0; i < 2; ++i) address[i] = slots[i] + uint32_t(lane.lane * kPitch + 256 * group + 16 * lane.warp);
+    __device__ __forceinline__ Values(const uint32_t (&slots)[4], const uint32_t (&)[4], int group, Lane lane) {
+      for (int i = 0; i < 2; ++i) address[i] = value_row_address(slots + 2 * i, kPitch, lane) + uint32_t(256 * group);
     }
     uint32_t raw[kPairsAhead][4];
     __device__ __forceinline__ void fetch(int pair) {
-      load_matrices_transposed(raw[pair % kPairsAhead], address[pair % 2] + pair / 2 * 64);
+      load_matrices_transposed(raw[pair % kPairsAhead], address[pair / 4] + pair % 4 * 64);
     }
     __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
       make_byte_values(raw[pair % kPairsAhead], product, a);
@@ -170,8 +174,8 @@ struct RowOperands<KvFp8> : ByteOperands {
 template <>
 struct RowOperands<KvFp8DsMla> : ByteOperands {
   static constexpr int kPitch = KvFp8DsMla::kRowBytes;  // 656 meets no bank twice
-  static constexpr int kExponentsAt = KvFp8DsMla::kTiles * 64;
-  static constexpr int kTableBytes = kExponentsAt + kSlotKeys * int(sizeof(float));
+  static constexpr int kUnitsAt = KvFp8DsMla::kTiles * kFactorBytes;
+  static constexpr int kTableBytes = kUnitsAt + kSlotKeys * int(sizeof(float));
   static constexpr bool kScaledKeys = true;
   static constexpr bool kPlainPe = true;
   static constexpr float kPeUnit = 1;
@@ -180,7 +184,7 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
     uint32_t address, table;
     int key;
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t table, Lane lane)
-        : address(key_row_address(slot, kPitch, lane)), table(table), key(lane.warp % 2 * 16 + lane.row()) {}
+        : address(key_row_address(slot, kPitch, lane)), table(table), key(lane.row()) {}
     uint32_t raw[kPairsAhead][4], factors[2];
     __device__ __forceinline__ void fetch(int pair) {
       if (pair < kLatentPairs) load_matrices(raw[pair % kPairsAhead], address + 32 * pair);
@@ -198,19 +202,17 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
   };
 
   struct Values {
-    uint32_t address[2], table[2];
-    __device__ __forceinline__ Values(const uint32_t (&slots)[2], const uint32_t (&tables)[2], int group, Lane lane) {
-      for (int i = 0; i < 2; ++i) {
-        address[i] = slots[i] + uint32_t(lane.lane * kPitch + 256 * group + 16 * lane.warp);
-        table[i] = tables[i] + factor_at(2 * group, 2 * lane.column());
-      }
+    uint32_t address[2], table[4];
+    __device__ __forceinline__ Values(const uint32_t (&slots)[4], const uint32_t (&tables)[4], int group, Lane lane) {
+      for (int i = 0; i < 2; ++i) address[i] = value_row_address(slots + 2 * i, kPitch, lane) + uint32_t(256 * group);
+      for (int i = 0; i < 4; ++i) table[i] = tables[i] + factor_at(2 * group, 2 * lane.column());
     }
     uint32_t raw[kPairsAhead][4];
     __device__ __forceinline__ void fetch(int pair) {
-      load_matrices_transposed(raw[pair % kPairsAhead], address[pair % 2] + pair / 2 * 64);
+      load_matrices_transposed(raw[pair % kPairsAhead], address[pair / 4] + pair % 4 * 64);
     }
     __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
-      const uint2 factors = load_words2(table[pair % 2] + pair / 4 * 64 + 8 * product);
+      const uint2 factors = load_words2(table[pair / 4 * 2 + product] + pair % 4 / 2 * kFactorBytes);
       make_byte_values(raw[pair % kPairsAhead], product, a);
       const uint32_t f[2] = {factors.x, factors.y};
       for (int i = 0; i < 4; ++i) a[i] = multiply_f16(a[i], f[i / 2]);
@@ -229,7 +231,7 @@ struct RowOperands<KvFp8DsMla> : ByteOperands {
     for (int tile = 0; tile < KvFp8DsMla::kTiles; ++tile) {
       store_half(table + factor_at(tile, key), to_f16(float_of(bits[tile]) * unit, 0));
     }
-    store_word(table + kExponentsAt + 4 * key, __float_as_uint(float(int(largest >> 23) - 132)));
+    store_word(table + kUnitsAt + 4 * key, largest - (5u << 23));
   }
 };
 
@@ -247,7 +249,7 @@ __device__ __forceinline__ uint32_t e2m1_to_f16(uint32_t codes) {
 template <>
 struct RowOperands<KvNvfp4DsMla> {
   static constexpr int kPitch = KvNvfp4DsMla::kRowBytes;  // 352: 8-byte loads of four rows meet no bank twice
-  static constexpr int kTableBytes = KvNvfp4DsMla::kBlocks * 64;
+  static constexpr int kTableBytes = KvNvfp4DsMla::kBlocks * kFactorBytes;
   static constexpr bool kScaledKeys = false;
   static constexpr bool kPlainPe = false;
   static constexpr float kPeUnit = 1 / 128.0f;          ///< latents are handled times 2^-7
@@ -256,17 +258,14 @@ struct RowOperands<KvNvfp4DsMla> {
   static __device__ __forceinline__ int latent_of(int block, Lane lane, int i) {
     return 128 * (block / 2) + 32 * lane.warp + 4 * lane.row() + 2 * (block % 2) + i;
   }
-  static __device__ __forceinline__ constexpr int value_block(int pair, int) { return pair / 4 * 2 + pair % 2; }
-  static __device__ __forceinline__ constexpr int value_step(int pair, int product) {
-    return pair / 2 % 2 * 2 + product;
-  }
+  static __device__ __forceinline__ constexpr int value_block(int pair) { return pair % 4; }
 
   /// Of 64 dims, two pairs, a lane holds a block of 16: the order in which the row keeps its scales.
   struct Keys {
     uint32_t nibbles, pe;
     uint2 scales[2];  // of rows r and r + 8: block 4 n + column
     __device__ __forceinline__ Keys(uint32_t slot, uint32_t, Lane lane)
-        : nibbles(slot + uint32_t((lane.warp % 2 * 16 + lane.row()) * kPitch + 8 * lane.column())),
+        : nibbles(slot + uint32_t(lane.row() * kPitch + 8 * lane.column())),
           pe(key_row_address(slot, kPitch, lane) + KvNvfp4DsMla::kPeAt) {
       for (int i = 0; i < 2; ++i) scales[i] = load_words2(nibbles + i * 8 * kPitch + KvNvfp4DsMla::kScalesAt);
     }
@@ -300,19 +299,19 @@ struct RowOperands<KvNvfp4DsMla> {
   /// Two pairs are two M blocks of one slot: a unit's latents 0, 1 are rows r, r + 8 of the first, 2 and 3 of the
   /// second.
   struct Values {
-    uint32_t address[2], table[2];
-    __device__ __forceinline__ Values(const uint32_t (&slots)[2], const uint32_t (&tables)[2], int group, Lane lane) {
-      for (int i = 0; i < 2; ++i) {
-        address[i] = slots[i] + uint32_t(lane.lane * kPitch + 128 * group + 16 * lane.warp);
+    uint32_t address[2], table[4];
+    __device__ __forceinline__ Values(const uint32_t (&slots)[4], const uint32_t (&tables)[4], int group, Lane lane) {
+      for (int i = 0; i < 2; ++i) address[i] = value_row_address(slots + 2 * i, kPitch, lane) + uint32_t(128 * group);
+      for (int i = 0; i < 4; ++i) {
         table[i] = tables[i] + factor_at(16 * group + 2 * lane.warp + lane.row() / 4, 2 * lane.column());
       }
     }
     uint32_t raw[4];  // of 8 keys each: two keys by four latents a lane
     __device__ __forceinline__ void fetch(int pair) {
-      if (pair % 2 != 0) load_matrices_transposed(raw, address[pair / 2 % 2] + pair / 4 * 64);
+      if (pair % 2 != 0) load_matrices_transposed(raw, address[pair / 4] + pair / 2 % 2 * 64);
     }
     __device__ __forceinline__ void make(int pair, int product, uint32_t (&a)[4]) const {
-      const uint2 both = load_words2(table[pair / 2 % 2] + pair / 4 * 8 * 64 + 8 * product);
+      const uint2 both = load_words2(table[pair / 4 * 2 + product] + pair / 2 % 2 * 8 * kFactorBytes);
       const uint32_t factors[2] = {both.x, both.y};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cstdint>
 
 #include "backends/cuda/launch.h"
@@ -18,6 +19,7 @@ inline constexpr int kScoreGroups = 2, kLatentGroups = 2;  // warpgroups, in thi
 inline constexpr int kScoreThreads = 128 * kScoreGroups, kLatentThreads = 128 * kLatentGroups;
 inline constexpr int kMathThreads = kScoreThreads + kLatentThreads, kMathWarps = kMathThreads / 32;
 inline constexpr int kThreads = kMathThreads + 128;
+inline constexpr int kTileSlots = kManyHeadsTile / kSlotKeys;
 inline constexpr int kProducers = 2, kHelpers = 2;  // 4 and none where there is nothing to prepare
 inline constexpr int kScoreRegisters = 88, kLatentRegisters = 136, kOtherRegisters = 32;  // of 96 each
 /// Fragments of a warp in registers, and of how many products they are made and multiplied at once: each time costs.
@@ -27,6 +29,12 @@ inline constexpr int kOpenKeys = 4, kOpenValues = 2, kAtOnce = 2;
 /// the keys stay below 2^14, and get a reference 2^6 above the largest when it is raised: FP16 then holds 20 more
 /// powers of two below.
 inline constexpr float kLargestP = 8, kLargestWeight = 14, kWeightRoom = 6;
+/// A little below 2^kLargestP, and 2^kLargestWeight as FP16 in the high half of a word.
+inline constexpr float kNearlyLargestP = 255;
+inline constexpr uint32_t kNearlyLargestWeight = 0x73F00000;
+/// The reference before the first logit, and the logit where there is no key: finite, so that no infinities meet, and
+/// so low that beside any reference but the first p is 0.
+inline constexpr float kNoLogit = -0x1p127f, kNoKeyLogit = -0x1p90f;
 /// A weight is p, times 2^(exponent of the key - kUnitShift), times 2^(kUnitShift - offset of the head): nothing
 /// between overflows, and the unit of every offset in this range is an FP32.
 inline constexpr int kUnitShift = 4;
@@ -40,12 +48,9 @@ struct Shared {
   static constexpr int kSlotBytes = kSlotKeys * RowOperands<Layout>::kPitch;
   static constexpr int kTableBytes = RowOperands<Layout>::kTableBytes > 0 ? RowOperands<Layout>::kTableBytes : 16;
   static constexpr int kBlockBytes = Columns * 128;  // 64 elements of every head
-  static constexpr int kFixedBytes = (kQueryRow / 64 + kScoreGroups) * kBlockBytes + Columns * 128 + 1024;
-  /// Even: a barrier tells by parity alone whether its rows are there, so that a helper must have waited for all of a
-  /// slot before (with 7 slots it took rows for arrived that were not, where those of later slots came first).
-  static constexpr int kSlots =
-      std::min(10, (kWholeOfShared - kFixedBytes) / (kSlotBytes + kTableBytes + 24)) / kHelpers * kHelpers;
-  static_assert(kSlots >= 4, "two tiles are read at a time");
+  static constexpr int kFixedBytes = (kQueryRow / 64 + kScoreGroups) * kBlockBytes + Columns * 80 + 64;
+  static constexpr int kSlots = std::min(20, (kWholeOfShared - kFixedBytes) / (kSlotBytes + kTableBytes + 24));
+  static_assert(kSlots >= 2 * kTileSlots, "two tiles are read at a time");
 
   alignas(1024) std::byte query[kQueryRow / 64][kBlockBytes];
   alignas(1024) std::byte weights[kScoreGroups][kBlockBytes];
@@ -77,8 +82,8 @@ struct Work {
   int64_t row;
   int head, heads;  ///< first, number
   int split;
-  int64_t valid;
-  int64_t first;  ///< key of the row's list
+  int first;  ///< key of the row's list
+  int keys;   ///< from there to its end
   int tiles;
 };
 
@@ -91,10 +96,10 @@ __device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, int unit) {
   work.head = group * plan.group_heads;
   work.heads = min(plan.group_heads, args.query.heads - work.head);
   work.split = split;
-  work.valid = args.valid(work.row);
-  const int tiles = int((work.valid + kManyHeadsTile - 1) / kManyHeadsTile);
+  const int valid = args.valid(work.row), tiles = (valid + kManyHeadsTile - 1) / kManyHeadsTile;
   const int first = tiles * split / plan.splits;
-  work.first = int64_t(first) * kManyHeadsTile;
+  work.first = first * kManyHeadsTile;
+  work.keys = valid - work.first;
   work.tiles = tiles * (split + 1) / plan.splits - first;
   return work;
 }

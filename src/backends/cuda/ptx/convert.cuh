@@ -28,6 +28,8 @@ __device__ __forceinline__ uint2 scaled_e4m3(const uint4& values, float scale) {
 
 /// 2^(field - 127) for a biased exponent of 1..254.
 __device__ __forceinline__ float power_of_two(int field) { return __uint_as_float(uint32_t(field) << 23); }
+/// x of such a power.
+__device__ __forceinline__ float exponent_of(float power) { return float(int(__float_as_uint(power) >> 23) - 127); }
 /// 2^x to an FP32 unit or two; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float power;

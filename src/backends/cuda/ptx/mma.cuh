@@ -76,6 +76,12 @@ __device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
+/// The larger ones; a NaN only where both are.
+__device__ __forceinline__ uint32_t larger_f16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
 /// Two FP32 values as an FP16 pair, `low` in the low half.
 __device__ __forceinline__ uint32_t to_f16(float low, float high) {
   uint32_t r;
