@@ -14,23 +14,13 @@ namespace {
 
 constexpr int kColumns[] = {24, 48};
 
-/// Clusters that an H200 holds at once, a CTA an SM (cudaOccupancyMaxActiveClusters).
-struct ClusterFit {
-  int size, fit;
-};
-constexpr ClusterFit kClusters[] = {{1, kMultiprocessors}, {2, 66}, {3, 39}, {4, 30}, {6, 17}, {8, 15}, {16, 7}};
+/// SM clocks, for comparison alone: of a CTA's start and end, of a tile, of a merge, and there of a head's part.
+constexpr int64_t kCtaClocks = 9000, kTileClocks = 3400, kMergeClocks = 3000, kPartClocks = 1;
 
-/// SM clocks, for comparison alone: of a tile, of a CTA's start and end, and of bringing its heads' latents together.
-constexpr int64_t tile_clocks(int columns) { return columns == 24 ? 1700 : 2200; }
-constexpr int64_t kCtaClocks = 6000, kMergeClocks = 800, kClusterBytesAClock = 15;
-
-int64_t clocks_of(const ManyHeadsPlan& plan, int fit, int rows, int tiles) {
-  const int64_t waves = (int64_t(rows) * plan.groups + fit - 1) / fit;
-  int64_t cta = kCtaClocks + (tiles + plan.splits - 1) / plan.splits * tile_clocks(plan.columns);
-  if (plan.splits > 1) {
-    cta += kMergeClocks + int64_t(plan.columns) * kLatent * 4 / kClusterBytesAClock * (plan.splits - 1) / plan.splits;
-  }
-  return waves * cta;
+int64_t clocks_of(const ManyHeadsPlan& plan, int rows, int heads, int tiles) {
+  const int64_t waves = (plan.ctas(rows) + kMultiprocessors - 1) / kMultiprocessors;
+  const int64_t clocks = waves * (kCtaClocks + (tiles + plan.splits - 1) / plan.splits * kTileClocks);
+  return plan.splits == 1 ? clocks : clocks + kMergeClocks + int64_t(rows) * heads * plan.splits * kPartClocks;
 }
 
 Verdict accepts(const ShapeKey& shape) {
@@ -42,7 +32,16 @@ Verdict accepts(const ShapeKey& shape) {
   return {};
 }
 
-int64_t scratch_bytes(const ShapeKey&, int) { return 0; }
+/// Enough for any number of live rows.
+int64_t scratch_bytes(const ShapeKey& shape, int) {
+  const int heads = shape.sizes.heads * shape.ranks;
+  int64_t part_heads = 0;
+  for (int rows = 1; rows <= shape.rows; ++rows) {
+    const ManyHeadsPlan plan = many_heads_plan(rows, heads, shape.topk);
+    if (plan.splits > 1) part_heads = std::max(part_heads, int64_t(plan.ctas(rows)) * plan.columns);
+  }
+  return ManyHeadsParts::bytes(part_heads);
+}
 
 void prepare(const ShapeKey& shape) {
   with_layout(shape.kv_format, [](auto layout) {
@@ -60,16 +59,19 @@ void run(const SparseCoreArgs& args, const Workspace& workspace) {
   const double scale = model.attention_scale() == 0 ? 0x1p-110
                                                     : double(model.attention_scale()) * std::numbers::log2e *
                                                           (format == KvFormat::kNvfp4DsMla ? double(kNvfp4Unit) : 1.0);
-  const ManyHeadsArgs many = {.query = args.query,
-                              .topk_rows = args.topk_rows,
-                              .valid = args.valid,
-                              .cache = args.kv.data,
-                              .latent = args.latent,
-                              .lse = args.lse,
-                              .scale_high = float(scale),
-                              .scale_low = float(scale - double(float(scale))),
-                              .latent_scale = format == KvFormat::kNvfp4DsMla ? kNvfp4Unit : model.k_scale,
-                              .plan = many_heads_plan(rows, heads, int(args.topk_rows.extent(1)))};
+  const ManyHeadsPlan plan = many_heads_plan(rows, heads, int(args.topk_rows.extent(1)));
+  const ManyHeadsArgs many = {
+      .query = args.query,
+      .topk_rows = args.topk_rows,
+      .valid = args.valid,
+      .cache = args.kv.data,
+      .latent = args.latent,
+      .lse = args.lse,
+      .scale_high = float(scale),
+      .scale_low = float(scale - double(float(scale))),
+      .latent_scale = format == KvFormat::kNvfp4DsMla ? kNvfp4Unit : model.k_scale,
+      .parts = ManyHeadsParts::in(workspace.scratch.data(), int64_t(plan.ctas(rows)) * plan.columns),
+      .plan = plan};
   with_layout(format, [&](auto layout) {
     ManyHeadsKernel<decltype(layout)>::launch(many, workspace);
     return 0;
@@ -84,10 +86,9 @@ ManyHeadsPlan many_heads_plan(int rows, int heads, int topk) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const int columns : kColumns) {
     const int groups = (heads + columns - 1) / columns;
-    for (const ClusterFit& cluster : kClusters) {
-      if (cluster.size > std::max(tiles, 1)) break;
-      const ManyHeadsPlan plan = {columns, groups, (heads + groups - 1) / groups, cluster.size};
-      const int64_t clocks = clocks_of(plan, cluster.fit, rows, tiles);
+    for (int splits = 1; splits <= std::clamp(tiles, 1, kManyHeadsSplits); ++splits) {
+      const ManyHeadsPlan plan = {columns, groups, (heads + groups - 1) / groups, splits};
+      const int64_t clocks = clocks_of(plan, rows, heads, tiles);
       if (clocks >= least) continue;
       least = clocks;
       best = plan;

@@ -17,13 +17,16 @@ struct ManyHeadsPlan {
   int columns;      ///< N of the matrix products: 24 or 48
   int groups;       ///< CTAs that share the heads of a row
   int group_heads;  ///< of each but the last, at most `columns`
-  int splits;       ///< CTAs that share the keys of a row: a cluster, which merges through its shared memory
+  int splits = 1;   ///< CTAs that share the keys of a row; where there are several, a kernel merges their parts
 
   int ctas(int rows) const { return rows * groups * splits; }
+  /// First of `tiles` that split `split` takes.
+  DSACORE_HD constexpr int first_tile(int tiles, int split) const { return tiles * split * reciprocal >> 16; }
+  int reciprocal = (0xFFFF + splits) / splits;  ///< of `splits`, exact enough for 32 tiles
 };
 
 inline constexpr int kManyHeadsTile = 64;    ///< keys: the M of a warpgroup's matrix product
-inline constexpr int kManyHeadsSplits = 16;  ///< most parts of a row: the largest cluster
+inline constexpr int kManyHeadsSplits = 32;  ///< most parts of a row: a lane of the merge has one each
 
 /// Fixed by (rows, heads, topk) alone, so that the bits of a row depend on nothing else of the batch.
 ManyHeadsPlan many_heads_plan(int rows, int heads, int topk);
@@ -32,6 +35,25 @@ ManyHeadsPlan many_heads_plan(int rows, int heads, int topk);
 struct SplitSum {
   float largest;
   float sum;
+};
+
+inline constexpr int kPartUnits = 8;  ///< of a head's latents in a part: 64 each, those of a warp
+
+/// What CTAs that share a row's keys leave for the merge; those without keys only their sums of 0.
+struct ManyHeadsParts {
+  uint4* latents;  ///< [ctas, columns, 8 units, 8 lanes]: FP16, eight of a lane
+  float* units;    ///< [ctas, columns, 8]
+  SplitSum* sums;  ///< [ctas, columns]
+
+  /// Of `heads` heads in all CTAs.
+  static constexpr int64_t bytes(int64_t heads) {
+    return heads * int64_t(kLatent * sizeof(uint16_t) + kPartUnits * sizeof(float) + sizeof(SplitSum));
+  }
+  static ManyHeadsParts in(std::byte* scratch, int64_t heads) {
+    auto* latents = reinterpret_cast<uint4*>(scratch);
+    auto* units = reinterpret_cast<float*>(latents + heads * kPartUnits * 8);
+    return {latents, units, reinterpret_cast<SplitSum*>(units + heads * kPartUnits)};
+  }
 };
 
 /// Natural logarithm of sum * 2^largest, `largest` an integer: two products, so that large logits keep their last bits.
@@ -51,6 +73,7 @@ struct ManyHeadsArgs {
   float scale_high;    ///< attention scale * log2(e) * unit of the keys, not 0; the product is exact to FP32
   float scale_low;     ///< what `scale_high` lacks
   float latent_scale;  ///< of the latent, once, before its rounding
+  ManyHeadsParts parts;
   ManyHeadsPlan plan;
 };
 

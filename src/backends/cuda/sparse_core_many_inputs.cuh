@@ -10,40 +10,50 @@ namespace dsacore::cuda::many {
 // ---- producers and helpers ----
 
 /// One warp gathers every `Producers`th slot. Only an elected lane issues copies (others would take turns), it gets the
-/// ids by shuffles; they are loaded a slot ahead.
+/// addresses by shuffles. Half of the lanes have the ids of one slot, half of the next; they are loaded two slots
+/// ahead, the first as if the row had all keys that it can have.
 template <int Producers, class Layout, int Columns>
-__device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
-                                       int producer, int lane) {
+__device__ __forceinline__ void gather(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Place& place,
+                                       int valid, int producer, int lane) {
   using S = Shared<Layout, Columns>;
+  static_assert(2 * kSlotKeys == 32);
   constexpr int kPitch = RowOperands<Layout>::kPitch, kBatch = 4;
   const uint32_t slots = fixed_shared_address(shared.slots), full = fixed_shared_address(shared.full),
                  empty = fixed_shared_address(shared.empty);
-  const int32_t* list = args.topk_rows.row(work.row) + work.first;
-  const std::byte* cache = args.cache;
-  const int left = work.keys;
-  const int key = lane % kSlotKeys;
-  const auto id_in = [&](int nth) { return nth * kSlotKeys + key < left ? list[nth * kSlotKeys + key] : 0; };
+  const int32_t* list = args.topk_rows.row(place.row);
+  const int own = lane / kSlotKeys * Producers * kSlotKeys + lane % kSlotKeys;
+  const auto id_in = [&](const Work& work, int nth) {
+    const int key = nth * kSlotKeys + own;
+    return key < work.keys ? list[work.first + key] : -1;
+  };
   const bool elected = elect_one();
-  int32_t next = id_in(producer);
-  for (int nth = producer; nth < kTileSlots * work.tiles; nth += Producers) {
-    const int slot = nth % S::kSlots, use = nth / S::kSlots;
-    const uint32_t to = slots + slot * S::kSlotBytes;
-    const Barrier arrived{full + 8 * slot};
-    const int32_t id = next;
-    next = id_in(nth + Producers);
-    if (use > 0) Barrier{empty + 8 * slot}.wait(uint32_t(use - 1) & 1);
-    const auto from = reinterpret_cast<uint64_t>(nth * kSlotKeys + key < left ? cache + int64_t(id) * Layout::kRowBytes
-                                                                              : kNoKey[lane]);
-    if (elected) arrived.expect(kSlotKeys * Layout::kRowBytes);
+  const Work most = work_of(args, place, int(args.topk_rows.extent(1)));
+  int32_t next = id_in(most, producer);
+  const Work work = work_of(args, place, valid);
+  if (work.first != most.first || work.keys != most.keys) next = id_in(work, producer);
+  for (int first = producer; first < kTileSlots * work.tiles; first += 2 * Producers) {
+    const auto from =
+        reinterpret_cast<uint64_t>(next >= 0 ? args.cache + int64_t(next) * Layout::kRowBytes : kNoKey[lane]);
+    next = id_in(work, first + 2 * Producers);
 #pragma unroll
-    for (int i = 0; i < kSlotKeys; i += kBatch) {
-      uint64_t row[kBatch];
+    for (int half = 0; half < 2; ++half) {
+      const int nth = first + half * Producers;
+      if (nth >= kTileSlots * work.tiles) break;
+      const int slot = nth % S::kSlots, use = nth / S::kSlots;
+      const uint32_t to = slots + slot * S::kSlotBytes;
+      const Barrier arrived{full + 8 * slot};
+      if (use > 0) Barrier{empty + 8 * slot}.wait(uint32_t(use - 1) & 1);
+      if (elected) arrived.expect(kSlotKeys * Layout::kRowBytes);
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) row[j] = __shfl_sync(0xFFFFFFFFu, from, i + j);
-      if (elected) {
+      for (int i = 0; i < kSlotKeys; i += kBatch) {
+        uint64_t row[kBatch];
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          bulk_copy_once(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
+        for (int j = 0; j < kBatch; ++j) row[j] = __shfl_sync(0xFFFFFFFFu, from, kSlotKeys * half + i + j);
+        if (elected) {
+#pragma unroll
+          for (int j = 0; j < kBatch; ++j) {
+            bulk_copy_once(to + (i + j) * kPitch, reinterpret_cast<const void*>(row[j]), Layout::kRowBytes, arrived);
+          }
         }
       }
     }
@@ -125,17 +135,17 @@ __device__ __forceinline__ void store_e4m3_query(Shared<Layout, Columns>& shared
 
 /// A warp takes every sixteenth head, and asks for all of its bytes before it waits for the first.
 template <class Layout, int Columns>
-__device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
-                                           int warp, int lane) {
+__device__ __forceinline__ void load_query(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                           const Place& place, int warp, int lane) {
   constexpr bool kPlain = RowOperands<Layout>::kPlainPe;
   constexpr int kHeads = (Columns + kMathWarps - 1) / kMathWarps, kWords = kPlain ? 2 : 1;
   uint4 latent[kHeads][kWords], pe[kHeads][kWords];
-  const auto* first = reinterpret_cast<const uint4*>(args.query.at(work.row, work.head));
+  const auto* first = reinterpret_cast<const uint4*>(args.query.at(place.row, place.head));
   constexpr int kHeadWords = kQueryRow * (kPlain ? 2 : 1) / 16, kPeWords = kLatent * (kPlain ? 2 : 1) / 16;
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     const int column = warp + i * kMathWarps;
-    const bool real = column < work.heads;
+    const bool real = column < place.heads;
 #pragma unroll
     for (int j = 0; j < kWords; ++j) {
       const uint4* from = first + column * kHeadWords + kWords * lane + j;

@@ -11,8 +11,10 @@
 // that take tiles in turns, 3100 are for 32 products with the loads and conversions before them, 830 for the scales and
 // pe, 1900 for the softmax, 370 for rows; those of latents work 2900 of the 3450 that come to a tile. Nothing is full:
 // a scheduler issues an instruction every other clock, and with four warpgroups that convert what they multiply, a
-// product takes 31 clocks in all. Before the tiles a CTA takes 7700 clocks for the number of keys and the query and,
-// after them, 2600 for the latents' way out, more where parts of a row are brought together.
+// product takes 31 clocks in all. At few rows latency is what counts. 8 rows of 96 heads, a row in eight parts, four
+// tiles a CTA: after the wait for earlier kernels the first rows are there at 4350 clocks, the weights of their values
+// at 11800 (4000 of them to find references), the last latents are summed up at 22600 and left at 25800. From there to
+// the end of the merge (sparse_core_many_merge.cuh) it is 3.1 us.
 //
 // Warps: two warpgroups make the weights of values, tile by tile in turns; two sum up latents, 256 each; the last one
 // has two warps that gather rows (bulk copies into slots of 16) and two that prepare their scales. They meet at
@@ -20,155 +22,27 @@
 // there must be enough of: two tiles are scored while one is weighed and one arrives.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "backends/cuda/launch.h"
-#include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sparse_core_many_inputs.cuh"
 #include "backends/cuda/sparse_core_many_latents.cuh"
+#include "backends/cuda/sparse_core_many_merge.cuh"
 #include "backends/cuda/sparse_core_many_scores.cuh"
 
 namespace dsacore::cuda::many {
 
-// ---- output ----
-
-/// Of a row in one part: rounds.
-struct Rounded {
-  BFloat16* to;  ///< of the CTA's first head
-  int heads;
-  float scale;
-
-  __device__ __forceinline__ void operator()(int head, int latent, float2 pair) const {
-    if (head >= heads) return;
-    *reinterpret_cast<__nv_bfloat162*>(to + head * kLatent + latent) =
-        __floats2bfloat162_rn(pair.x * scale, pair.y * scale);
-  }
-};
-
-/// Of a row in parts: FP32 latents for the cluster, where the rows were.
+/// What heads sum up to, for the merge or as the row's lse.
 template <class Layout, int Columns>
-struct LaidOut {
-  Shared<Layout, Columns>& shared;
-
-  __device__ __forceinline__ void operator()(int head, int latent, float2 pair) const {
-    *reinterpret_cast<float2*>(shared.latents() + head * Shared<Layout, Columns>::kLatentPitch + latent) = pair;
-  }
-};
-
-/// A row in one part.
-template <class Layout, int Columns>
-__device__ __forceinline__ void write_rounded(Latents<Layout, Columns>& latents, const ManyHeadsArgs& args,
-                                              const Work& work, int thread) {
-  latents.finish(Rounded{args.latent.row(work.row, work.head), work.heads, args.latent_scale});
-  if (thread < work.heads) {
-    const SplitSum sum = latents.shared.part[thread];
-    args.lse(work.row, work.head + thread) = natural_lse(sum.largest, sum.sum);
-  }
-}
-
-/// What each part of the row counts, of its heads: into the place of the query. Part 0 writes the lse.
-template <class Layout, int Columns>
-__device__ __forceinline__ void weigh_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
-                                            const Work& work, int thread) {
-  const int parts = args.plan.splits;
-  auto* all = reinterpret_cast<SplitSum*>(shared.query);  // [parts][Columns]
-  const uint32_t mine = shared_address(shared.part);
-  for (int i = thread; i < parts * Columns; i += kLatentThreads) {
-    const float2 sum =
-        load_from_cluster2(address_in(mine + uint32_t(i % Columns * sizeof(SplitSum)), uint32_t(i / Columns)));
-    all[i] = {sum.x, sum.y};
-  }
-  barrier_meet(kLatents, kLatentThreads);
-  if (thread < Columns) {
-    float largest = -INFINITY, sum = 0;
-    for (int part = 0; part < parts; ++part) {
-      const SplitSum& s = all[part * Columns + thread];
-      if (s.sum != 0) largest = fmaxf(largest, s.largest);  // NaN counts
-    }
-    for (int part = 0; part < parts; ++part) {
-      SplitSum& s = all[part * Columns + thread];
-      s.sum = s.sum != 0 ? s.sum * step_down(s.largest, largest) : 0;
-      sum += s.sum;
-    }
-    for (int part = 0; part < parts; ++part) {
-      SplitSum& s = all[part * Columns + thread];
-      s.sum = sum != 0 ? s.sum / sum : 0;
-    }
-    if (work.split == 0 && thread < work.heads) {
-      args.lse(work.row, work.head + thread) = sum != 0 ? natural_lse(largest, sum) : -INFINITY;
-    }
-  }
-  barrier_meet(kLatents, kLatentThreads);
-}
-
-/// Adds parts of a row in their order, `Parts` at a time, for the CTA's share of heads and latents, and rounds once.
-/// Loads from the cluster take some 500 clocks: as many are under way as there are registers for.
-template <int Parts, class Layout, int Columns>
-__device__ __forceinline__ void add_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args, const Work& work,
-                                          int thread) {
-  using S = Shared<Layout, Columns>;
-  constexpr int kQuads = kLatent / 4, kAtOnce = 8 / Parts;
-  const int parts = args.plan.splits;
-  const auto* all = reinterpret_cast<const SplitSum*>(shared.query);
-  const uint32_t here = shared_address(shared.latents());
-  const float scale = args.latent_scale;
-  const int quads = work.heads * kQuads, last = quads * (work.split + 1) / parts;
-  for (int first = quads * work.split / parts + thread; first < last; first += kAtOnce * kLatentThreads) {
-    float4 sum[kAtOnce] = {};
-    for (int from = 0; from < parts; from += Parts) {
-      float4 value[kAtOnce][Parts];
-      float weight[kAtOnce][Parts];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = first + i * kLatentThreads, head = at / kQuads;
-        const uint32_t address = here + uint32_t((head * S::kLatentPitch + at % kQuads * 4) * 4);
-#pragma unroll
-        for (int j = 0; j < Parts; ++j) {
-          weight[i][j] = from + j < parts && at < last ? all[(from + j) * Columns + head].sum : 0;
-          value[i][j] = {0, 0, 0, 0};
-          if (weight[i][j] != 0) value[i][j] = load_from_cluster4(address_in(address, uint32_t(from + j)));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-        for (int j = 0; j < Parts; ++j) {
-          sum[i].x = fmaf(weight[i][j], value[i][j].x, sum[i].x);
-          sum[i].y = fmaf(weight[i][j], value[i][j].y, sum[i].y);
-          sum[i].z = fmaf(weight[i][j], value[i][j].z, sum[i].z);
-          sum[i].w = fmaf(weight[i][j], value[i][j].w, sum[i].w);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int at = first + i * kLatentThreads;
-      if (at >= last) break;
-      auto* to = reinterpret_cast<__nv_bfloat162*>(args.latent.row(work.row, work.head)) + 2 * at;
-      const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum[i].x * scale, sum[i].y * scale),
-                                       __floats2bfloat162_rn(sum[i].z * scale, sum[i].w * scale)};
-      *reinterpret_cast<uint2*>(to) = reinterpret_cast<const uint2&>(pairs);
-    }
-  }
-}
-
-/// A row in parts, each CTA of the cluster its share.
-template <class Layout, int Columns>
-__device__ __forceinline__ void write_parts(Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
-                                            const Work& work, int thread) {
-  const int parts = args.plan.splits;
-  parts > 1 ? cluster_barrier() : barrier_meet(kLatents, kLatentThreads);
-  weigh_parts(shared, args, work, thread);
-  if (parts <= 2) {
-    add_parts<2>(shared, args, work, thread);
-  } else if (parts <= 4) {
-    add_parts<4>(shared, args, work, thread);
+__device__ __forceinline__ void write_sum(const Shared<Layout, Columns>& shared, const ManyHeadsArgs& args,
+                                          const Place& place, int head) {
+  if (head >= place.heads) return;
+  const SplitSum sum = shared.part[head];
+  if (args.plan.splits > 1) {
+    args.parts.sums[place.cta(args.plan) * Columns + head] = sum;
   } else {
-    add_parts<8>(shared, args, work, thread);
+    args.lse(place.row, place.head + head) = sum.sum != 0 ? natural_lse(sum.largest, sum.sum) : -INFINITY;
   }
-  if (parts > 1) cluster_barrier();  // until then others may read here
 }
 
 template <class Layout, int Columns>
@@ -176,19 +50,17 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   using S = Shared<Layout, Columns>;
   extern __shared__ __align__(1024) std::byte memory[];
   S& shared = *reinterpret_cast<S*>(memory);
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < S::kSlots; ++slot) {
-      Barrier{shared_address(&shared.full[slot])}.init(1);
-      Barrier{shared_address(&shared.ready[slot])}.init(32);
-      Barrier{shared_address(&shared.empty[slot])}.init(kLatentThreads / 32);
-    }
-    for (int group = 0; group < kScoreGroups; ++group) {
-      Barrier{shared_address(&shared.written[group])}.init(4);
-      Barrier{shared_address(&shared.read[group])}.init(kLatentThreads / 32);
+  const int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+  if (threadIdx.x < S::kSlots) {
+    Barrier{shared_address(&shared.full[threadIdx.x])}.init(1);
+    Barrier{shared_address(&shared.ready[threadIdx.x])}.init(32);
+    Barrier{shared_address(&shared.empty[threadIdx.x])}.init(kLatentThreads / 32);
+    if (threadIdx.x < kScoreGroups) {
+      Barrier{shared_address(&shared.written[threadIdx.x])}.init(4);
+      Barrier{shared_address(&shared.read[threadIdx.x])}.init(kLatentThreads / 32);
+      shared.raised[threadIdx.x] = 0;
     }
     publish_barriers();
-    shared.raised[0] = shared.raised[1] = 0;
   }
   for (int i = int(threadIdx.x); i < Columns; i += kThreads) {
     shared.largest[i] = kNoLogit;
@@ -198,40 +70,50 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Ma
   wait_for_earlier_kernels();
   let_next_kernel_start();
   __syncthreads();
-  const Work work = work_of(args, int(blockIdx.x));
-  const Lane place = {warp % 4, lane};
+  const Place place = place_of(args);
+  const int valid = args.valid(place.row);
+  const Lane in_group = {int(threadIdx.x / 32 % 4), lane};
   if (warp < kMathWarps) {
-    load_query(shared, args, work, warp, lane);
+    load_query(shared, args, place, warp, lane);
     fence_async_proxy();
     barrier_meet(kMath, kMathThreads);
   }
   if (warp < kScoreThreads / 32) {
     give_registers<kScoreRegisters>();
+    const Work work = work_of(args, place, valid);
     if (work.tiles == 0) return;
-    Scores<Layout, Columns> scores(shared, args, work, warp / 4, place);
+    Scores<Layout, Columns> scores(shared, args, work, warp / 4, in_group);
     scores.run();
   } else if (warp < kMathWarps) {
     take_registers<kLatentRegisters>();
     const int thread = int(threadIdx.x) - kScoreThreads;
-    if (work.tiles == 0) {
-      if (thread < Columns) shared.part[thread] = {0, 0};
-    } else {
-      Latents<Layout, Columns> latents(shared, work, thread / 128, place);
+    const Work work = work_of(args, place, valid);
+    if (work.tiles > 0) {
+      Latents<Layout, Columns> latents(shared, work, thread / 128, in_group);
       latents.run();
-      barrier_meet(kMath, kMathThreads);  // sums are there, and nobody reads rows any more
-      if (args.plan.splits == 1) return write_rounded(latents, args, work, thread);
-      latents.finish(LaidOut<Layout, Columns>{shared});
+      barrier_meet(kMath, kMathThreads);  // sums are there
+      if (args.plan.splits > 1) {
+        latents.leave(args.parts, place.cta(args.plan));
+      } else {
+        latents.write(args.latent.row(place.row, place.head), place.heads, args.latent_scale);
+      }
+    } else {
+      if (thread < Columns) shared.part[thread] = {0, 0};
+      if (args.plan.splits == 1) {
+        auto* to = reinterpret_cast<uint4*>(args.latent.row(place.row, place.head));
+        for (int i = thread; i < place.heads * kLatent / 8; i += kLatentThreads) to[i] = {};
+      }
     }
-    write_parts(shared, args, work, thread);
+    write_sum(shared, args, place, thread);
   } else {
     give_registers<kOtherRegisters>();
     const int other = warp - kMathWarps;
     if constexpr (RowOperands<Layout>::kTableBytes == 0) {
-      gather<kProducers + kHelpers>(shared, args, work, other, lane);
+      gather<kProducers + kHelpers>(shared, args, place, valid, other, lane);
     } else if (other < kProducers) {
-      gather<kProducers>(shared, args, work, other, lane);
+      gather<kProducers>(shared, args, place, valid, other, lane);
     } else {
-      prepare_scales(shared, work, other - kProducers, lane);
+      prepare_scales(shared, work_of(args, place, valid), other - kProducers, lane);
     }
   }
 }
@@ -244,21 +126,26 @@ template <class Layout>
 void ManyHeadsKernel<Layout>::prepare() {
   static_assert(sizeof(many::Shared<Layout, 48>) <= kWholeOfShared &&
                 sizeof(many::Shared<Layout, 24>) <= kWholeOfShared);
-  allow_shared(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>), true);
-  allow_shared(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>), true);
+  allow_shared(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>));
+  allow_shared(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>));
 }
 
 template <class Layout>
 void ManyHeadsKernel<Layout>::launch(const ManyHeadsArgs& args, const Workspace& workspace) {
+  const int rows = int(args.valid.extent(0));
   const auto enqueue = [&](auto kernel, size_t shared_bytes) {
-    const LaunchShape shape = {.grid = unsigned(args.plan.ctas(int(args.valid.extent(0)))),
+    const LaunchShape shape = {.grid = dim3(unsigned(args.plan.groups), unsigned(args.plan.splits), unsigned(rows)),
                                .block = many::kThreads,
-                               .shared_bytes = shared_bytes,
-                               .cluster = args.plan.splits};
+                               .shared_bytes = shared_bytes};
     cuda::launch(kernel, shape, workspace, args);
   };
   args.plan.columns == 24 ? enqueue(many::attend<Layout, 24>, sizeof(many::Shared<Layout, 24>))
                           : enqueue(many::attend<Layout, 48>, sizeof(many::Shared<Layout, 48>));
+  if (args.plan.splits == 1) return;
+  const LaunchShape shape = {
+      .grid = dim3(unsigned((args.query.heads + many::kMergeHeads - 1) / many::kMergeHeads), unsigned(rows)),
+      .block = many::kMergeThreads};
+  cuda::launch(args.plan.splits <= 4 ? many::merge<4, Layout> : many::merge<16, Layout>, shape, workspace, args);
 }
 
 }  // namespace dsacore::cuda

@@ -1,6 +1,8 @@
 // Sparse core for many heads: a warpgroup that sums 256 of the latents over all tiles.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sparse_core_many_shared.cuh"
@@ -75,20 +77,50 @@ struct Latents : Tiles<Layout, Columns> {
     }
   }
 
-  /// Hands `write(head, latent, values of it and the next)` the normalised latents of this thread; after `kMath`.
-  template <class Write>
-  __device__ __forceinline__ void finish(Write write) {
+  /// Rounds the latents of a row in one part; after `kMath`. `to`: of the CTA's first head.
+  __device__ __forceinline__ void write(BFloat16* to, int heads, float scale) const {
+    to += kLatent / kLatentGroups * group;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      const int head = T::head_of(h);
+      const int head = T::head_of(h), at = h / 2 * 4 + h % 2;
+      if (head >= heads) continue;
       const float2 factors = shared.factors[head];
 #pragma unroll
       for (int block = 0; block < 4; ++block) {
-        const int at = h / 2 * 4 + h % 2;
         float2 pair = {sums[block][at] * factors.x, sums[block][at + 2] * factors.x};
         if constexpr (F::kScaledKeys) pair = {pair.x * factors.y, pair.y * factors.y};
-        write(head, kLatent / kLatentGroups * group + F::latent_of(block, lane, 0), pair);
+        *reinterpret_cast<__nv_bfloat162*>(to + head * kLatent + F::latent_of(block, lane, 0)) =
+            __floats2bfloat162_rn(pair.x * scale, pair.y * scale);
       }
+    }
+  }
+
+  /// Leaves those of a part; after `kMath`. `cta` is its place among all parts.
+  __device__ __forceinline__ void leave(const ManyHeadsParts& parts, int cta) const {
+    const int first = (cta * Columns + 2 * lane.column()) * kPartUnits + kPartUnits / kLatentGroups * group + lane.warp;
+    uint4* to = parts.latents + (int64_t(first) * 8 + lane.row());
+    float* units = parts.units + first;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const int at = h / 2 * 4 + h % 2, next = h / 2 * 8 + h % 2;  // heads past the lane's first
+      float largest = 0;
+#pragma unroll
+      for (int block = 0; block < 4; ++block) {
+        largest = fmaxf(largest, fmaxf(fabsf(sums[block][at]), fabsf(sums[block][at + 2])));
+      }
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
+      const int exponent = max(int(__float_as_uint(largest) >> 23), 15);
+      const float factor = power_of_two(268 - exponent);
+      uint32_t words[4];
+#pragma unroll
+      for (int block = 0; block < 4; ++block) {
+        words[block] = to_f16(sums[block][at] * factor, sums[block][at + 2] * factor);
+      }
+      to[next * kPartUnits * 8] = {words[0], words[1], words[2], words[3]};
+      if (lane.row() != 0) continue;
+      const float2 factors = shared.factors[T::head_of(h)];
+      units[next * kPartUnits] = power_of_two(exponent - 14) * factors.x * factors.y;
     }
   }
 };

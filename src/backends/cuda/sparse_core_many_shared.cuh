@@ -64,44 +64,42 @@ struct Shared {
   alignas(16) float lower_sums[kScoreGroups][Columns];  ///< of p summed before
   alignas(16) float sums[4 * kScoreGroups][Columns];
   alignas(16) float2 factors[Columns];  ///< of the summed latents: x, and y where keys are scaled
-  alignas(16) SplitSum part[Columns];   ///< of this CTA, read by its cluster
+  alignas(16) SplitSum part[Columns];   ///< what the softmax has summed up
   alignas(8) uint64_t full[kSlots], ready[kSlots], empty[kSlots];
   /// Weights of a warpgroup of scores: they and the references after them can be read; they have been.
   alignas(8) uint64_t written[kScoreGroups], read[kScoreGroups];
   uint32_t raised[kScoreGroups];  ///< whether the group's last tile has raised references; else rescale and lower_sums
                                   ///< are void
-
-  static constexpr int kLatentPitch = kLatent + 4;  ///< floats; stores of pairs of four heads meet no bank twice
-  static_assert(Columns * kLatentPitch * int(sizeof(float)) <= kSlots * kSlotBytes);
-  static_assert(kManyHeadsSplits * Columns * int(sizeof(SplitSum)) <= kQueryRow / 64 * kBlockBytes);
-  __device__ float* latents() { return reinterpret_cast<float*>(slots); }  ///< [Columns][kLatentPitch], at the end
 };
 
-/// What a CTA has to do.
-struct Work {
-  int64_t row;
+/// A CTA's share of the work. Groups of heads lie side by side: they read the same rows at the same time.
+struct Place {
+  int group, split, row;
   int head, heads;  ///< first, number
-  int split;
-  int first;  ///< key of the row's list
+
+  /// In the grid.
+  __device__ __forceinline__ int cta(const ManyHeadsPlan& plan) const {
+    return (row * plan.splits + split) * plan.groups + group;
+  }
+};
+
+__device__ __forceinline__ Place place_of(const ManyHeadsArgs& args) {
+  const int group = int(blockIdx.x), head = group * args.plan.group_heads;
+  return {group, int(blockIdx.y), int(blockIdx.z), head, min(args.plan.group_heads, args.query.heads - head)};
+}
+
+/// Its keys.
+struct Work {
+  int first;  ///< in the row's list
   int keys;   ///< from there to its end
   int tiles;
 };
 
-__device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, int unit) {
-  const ManyHeadsPlan& plan = args.plan;
-  // The splits are a cluster; groups of heads lie side by side, they read the same rows at the same time.
-  const int split = unit % plan.splits, group = unit / plan.splits % plan.groups;
-  Work work;
-  work.row = unit / plan.splits / plan.groups;
-  work.head = group * plan.group_heads;
-  work.heads = min(plan.group_heads, args.query.heads - work.head);
-  work.split = split;
-  const int valid = args.valid(work.row), tiles = (valid + kManyHeadsTile - 1) / kManyHeadsTile;
-  const int first = tiles * split / plan.splits;
-  work.first = first * kManyHeadsTile;
-  work.keys = valid - work.first;
-  work.tiles = tiles * (split + 1) / plan.splits - first;
-  return work;
+/// Where the row has `valid` keys.
+__device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, const Place& place, int valid) {
+  const int tiles = int(uint32_t(valid + kManyHeadsTile - 1) / kManyHeadsTile);
+  const int first = args.plan.first_tile(tiles, place.split);
+  return {first * kManyHeadsTile, valid - first * kManyHeadsTile, args.plan.first_tile(tiles, place.split + 1) - first};
 }
 
 /// 2^(from - to), 1 where they are equal, infinities included.

@@ -86,19 +86,4 @@ __device__ __forceinline__ void store_in_cluster(uint32_t address, uint32_t firs
   asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
 }
 
-/// Reads shared memory of a CTA of the cluster, by `address_in`; after a barrier of the cluster.
-__device__ __forceinline__ float2 load_from_cluster2(uint32_t address) {
-  float2 value;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ float4 load_from_cluster4(uint32_t address) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
-
 }  // namespace dsacore::cuda
