@@ -68,6 +68,9 @@ void prepare(const ShapeKey& shape) {
   allow_shared(variant(shape.kv_format, 1, 32).kernel, kWholeOfShared);
   allow_shared(variant(shape.kv_format, 1, 64).kernel, kWholeOfShared);
   allow_shared(variant(shape.kv_format, 2, 64).kernel, kWholeOfShared);
+  // A short tile and its widened values take 57 KB, to which the merge's CTAs seem not to fit in the division chosen
+  // then.
+  if (shape.kv_format == KvFormat::kNvfp4DsMla) prefer_shared(variant(shape.kv_format, 1, 32).kernel);
 }
 
 /// One chunk of some rows' heads.
