@@ -30,6 +30,9 @@ inline void warm_clocks() {
 inline double graph_us(int launches, const std::function<void(int, Queue)>& enqueue, int replays = 15) {
   using cuda::check;
   warm_clocks();
+  // The stream below waits for nothing: what the default one still copies and clears must be over, however long other
+  // processes keep the device.
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
