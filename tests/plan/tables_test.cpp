@@ -46,9 +46,10 @@ TEST(Tables, TheBuiltInOnesOfTheCudaBackendCoverAllRows) {
       EXPECT_TRUE(tables.overlap.find(rows).has_value()) << heads << " heads, " << rows << " rows";
       EXPECT_TRUE(tables.unfused_overlap.find(rows).has_value()) << heads << " heads, " << rows << " rows";
       const std::string_view core = tables.kernel_of(StageId::kSparseCore, IndexFormat::kFp8, 1, rows);
-      EXPECT_EQ(core, heads <= 16 ? "auto"
-                      : rows <= 8 ? "few_heads"
-                                  : "many_heads")
+      const int few = heads <= 24 ? 23 : heads <= 48 ? 11 : 6;  // rows
+      EXPECT_EQ(core, heads <= 16   ? "auto"
+                      : rows <= few ? "few_heads"
+                                    : "many_heads")
           << heads << " heads, " << rows << " rows";
     }
   }
