@@ -1,4 +1,5 @@
 // The cuda backend's indexer (steps 9 and 10 of spec.md) on a device, against scores in FP64 and against its own keys.
+#include "backends/cuda/scores.h"
 #include "cpu/select_case.h"
 #include "cuda/indexer_device.h"
 
@@ -293,6 +294,18 @@ INSTANTIATE_TEST_SUITE_P(Select, SomeKinds, testing::Values("normal", "equal", "
 TEST_P(SomeKinds, AMillionTokens) {
   for (const Kind& kind : kKinds) {
     if (std::string_view(kind.name) == GetParam()) check_select(kind.name, scores_of(kind, 1 << 20));
+  }
+}
+
+// One more and the query of many heads, and the selection, start behind them (HACKING.md).
+TEST(Scores, OfOneRowTakeFewRegisters) {
+  for (const auto scores : {cuda::scores_fp8, cuda::scores_mxfp4}) {
+    for (const int heads : {8, 16, 24, 32}) {
+      cudaFuncAttributes attributes = {};
+      cuda::check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(scores(heads, 1, false).kernel)),
+                  "cudaFuncGetAttributes");
+      EXPECT_LE(attributes.numRegs, 72) << heads << " heads";
+    }
   }
 }
 
