@@ -151,6 +151,7 @@ class FusedKernel {
     }
   }
 
+  /// The norm's weights.
   __device__ __forceinline__ void fetch_norm() const {
     for (int i = int(threadIdx.x); i < p_.q_lora / 8; i += int(blockDim.x)) {
       async_copy16(base_ + uint32_t(plan_.norm_at + i * 16), p_.q_norm.data() + i * 8);

@@ -99,7 +99,7 @@ struct Share {
   int begin, end;
 
   __device__ Share(const int* first_unit, int requests) {
-    const uint32_t total = uint32_t(first_unit[requests]);  // at most 2^22 and some
+    const uint32_t total = uint32_t(first_unit[requests]);  // at most 2^22 + 2^10
     begin = int(total * blockIdx.x / gridDim.x);
     end = int(total * (blockIdx.x + 1) / gridDim.x);
   }
@@ -219,7 +219,8 @@ __device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& s
   }
 }
 
-/// Puts the index queries of a request's rows into the B operand, and their weights beside them; padding is zero.
+/// Puts the index queries of a request's rows into the B operand, and halves of their weights (add_heads) beside them;
+/// padding is zero.
 template <class Keys, class Tile>
 __device__ inline void load_query(const ScoresTools<Keys>& tools, int request) {
   const ScoresParameters& p = tools.p;
@@ -267,7 +268,8 @@ __device__ inline void clear_histograms(const ScoresTools<Keys>& tools) {
   }
 }
 
-/// Adds the histograms of a request's rows to those in memory, and clears them.
+/// Adds the histograms of a request's rows to those in memory, and clears them. Four bins at fixed distances from
+/// one address: an address each would take registers that the kernel lacks.
 template <class Keys, class Tile>
 __device__ inline void merge_histograms(const ScoresTools<Keys>& tools, int request) {
   const ScoresParameters& p = tools.p;
@@ -430,7 +432,8 @@ constexpr ScoresInstance scores_instance() {
 }
 
 // One row at a time: where there is little to read, few threads leave the next kernel room to start beside them. Four
-// warpgroups of 80 registers a thread leave room for the selection, of 88 not. Two rows are multiplied together.
+// warpgroups of 72 registers a thread leave room for the selection and for the query of many heads (HACKING.md). Two
+// rows are multiplied together.
 template <class Keys, int N>
 ScoresInstance scores_of_width(int q, bool is_short) {
   if (q > 1) return scores_instance<Keys, N, 1, 2, 4>();

@@ -47,21 +47,15 @@ FewHeadsVariant variant(KvFormat format, int sixteens, int tile_keys) {
   return variant<KvFormat::kNvfp4DsMla>(sixteens, tile_keys);
 }
 
-int heads_of(const ShapeKey& shape) { return shape.sizes.heads * shape.ranks; }
-
 Verdict accepts(const ShapeKey& shape) {
-  if (heads_of(shape) <= kMaxHeads) return {};
-  return {false, "takes 1 to 128 heads, not " + std::to_string(heads_of(shape))};
+  if (core_heads(shape) <= kMaxHeads) return {};
+  return {false, "takes 1 to 128 heads, not " + std::to_string(core_heads(shape))};
 }
 
-/// Enough for any number of live rows.
 int64_t scratch_bytes(const ShapeKey& shape, int) {
-  int64_t bytes = 0;
-  for (int rows = 1; rows <= shape.rows; ++rows) {
-    bytes =
-        std::max(bytes, Parts::bytes(rows, few_heads_plan(rows, heads_of(shape), shape.topk).splits, heads_of(shape)));
-  }
-  return bytes;
+  const int heads = core_heads(shape);
+  return most_of_rows(
+      shape, [&](int rows) { return Parts::bytes(rows, few_heads_plan(rows, heads, shape.topk).splits, heads); });
 }
 
 void prepare(const ShapeKey& shape) {

@@ -24,7 +24,7 @@ int64_t clocks_of(const ManyHeadsPlan& plan, int rows, int heads, int tiles) {
 }
 
 Verdict accepts(const ShapeKey& shape) {
-  const int heads = shape.sizes.heads * shape.ranks;
+  const int heads = core_heads(shape);
   if (heads < 1 || heads > kMaxHeads) return {false, "takes 1 to 128 heads, not " + std::to_string(heads)};
   if (shape.topk < 1 || shape.topk > kMaxTopk)
     return {false, "takes a topk of 1 to 2048, not " + std::to_string(shape.topk)};
@@ -32,15 +32,11 @@ Verdict accepts(const ShapeKey& shape) {
   return {};
 }
 
-/// Enough for any number of live rows.
 int64_t scratch_bytes(const ShapeKey& shape, int) {
-  const int heads = shape.sizes.heads * shape.ranks;
-  int64_t part_heads = 0;
-  for (int rows = 1; rows <= shape.rows; ++rows) {
-    const ManyHeadsPlan plan = many_heads_plan(rows, heads, shape.topk);
-    if (plan.splits > 1) part_heads = std::max(part_heads, int64_t(plan.ctas(rows)) * plan.columns);
-  }
-  return ManyHeadsParts::bytes(part_heads);
+  return ManyHeadsParts::bytes(most_of_rows(shape, [&](int rows) {
+    const ManyHeadsPlan plan = many_heads_plan(rows, core_heads(shape), shape.topk);
+    return plan.splits > 1 ? plan.ctas(rows) * plan.columns : 0;
+  }));
 }
 
 void prepare(const ShapeKey& shape) {

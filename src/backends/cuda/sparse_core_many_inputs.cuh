@@ -102,10 +102,10 @@ __device__ __forceinline__ void store_plain_query(Shared<Layout, Columns>& share
     largest = max(largest, max(max(largest_magnitude(w.x), largest_magnitude(w.y)),
                                max(largest_magnitude(w.z), largest_magnitude(w.w))));
   }
-  const uint32_t exponent = max(__reduce_max_sync(0xFFFFFFFFu, largest) >> 23, 15u);
+  const HalfUnit half(__reduce_max_sync(0xFFFFFFFFu, largest));
   uint32_t pairs[8];
-  scale_query(words, power_of_two(268 - exponent), pairs);
-  if (lane == 0) shared.query_unit[column] = power_of_two(exponent - 14);
+  scale_query(words, half.factor, pairs);
+  if (lane == 0) shared.query_unit[column] = half.unit;
   const uint32_t swizzle = uint32_t(column % 8 * 16), row = uint32_t(column * 128);
   RowOperands<Layout>::store_query(shared_address(shared.query[lane / 4]) + row, swizzle, lane, pairs);
   if (lane < kPe / 16) {

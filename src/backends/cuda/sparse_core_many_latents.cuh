@@ -110,17 +110,16 @@ struct Latents : Tiles<Layout, Columns> {
       }
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
-      const int exponent = max(int(__float_as_uint(largest) >> 23), 15);
-      const float factor = power_of_two(268 - exponent);
+      const HalfUnit half(__float_as_uint(largest));
       uint32_t words[4];
 #pragma unroll
       for (int block = 0; block < 4; ++block) {
-        words[block] = to_f16(sums[block][at] * factor, sums[block][at + 2] * factor);
+        words[block] = to_f16(sums[block][at] * half.factor, sums[block][at + 2] * half.factor);
       }
       to[next * kPartUnits * 8] = {words[0], words[1], words[2], words[3]};
       if (lane.row() != 0) continue;
       const float2 factors = shared.factors[T::head_of(h)];
-      units[next * kPartUnits] = power_of_two(exponent - 14) * factors.x * factors.y;
+      units[next * kPartUnits] = half.unit * factors.x * factors.y;
     }
   }
 };

@@ -40,8 +40,8 @@ inline constexpr float kNoLogit = -0x1p127f, kNoKeyLogit = -0x1p90f;
 inline constexpr int kUnitShift = 4;
 inline constexpr float kLeastOffset = -122, kMostOffset = 124;
 
-/// Named barriers: of a warpgroup of scores, of both, of both warpgroups of latents, and of all four.
-enum NamedBarrier { kGroup = 1, kScores = 3, kLatents = 4, kMath = 5 };
+/// Named barriers: of a warpgroup of scores (each its own), of both, and of all four math warpgroups.
+enum NamedBarrier { kGroup = 1, kScores = 1 + kScoreGroups, kMath = 5 };
 
 template <class Layout, int Columns>
 struct Shared {
@@ -101,6 +101,17 @@ __device__ __forceinline__ Work work_of(const ManyHeadsArgs& args, const Place& 
   const int first = args.plan.first_tile(tiles, place.split);
   return {first * kManyHeadsTile, valid - first * kManyHeadsTile, args.plan.first_tile(tiles, place.split + 1) - first};
 }
+
+/// Powers of two for FP16: `factor` brings the largest magnitude, whose FP32 bits are given, to 2^14; `unit` undoes it.
+struct HalfUnit {
+  float factor, unit;
+
+  __device__ __forceinline__ explicit HalfUnit(uint32_t largest) {
+    const int exponent = int(max(largest >> 23, 15u));
+    factor = power_of_two(127 + 141 - exponent);
+    unit = power_of_two(exponent - 14);
+  }
+};
 
 /// 2^(from - to), 1 where they are equal, infinities included.
 __device__ __forceinline__ float step_down(float from, float to) { return from == to ? 1.0f : exp2_approx(from - to); }
