@@ -14,7 +14,7 @@ namespace dsacore::test {
 struct DeviceSelected {
   Selected selected;
   std::vector<std::vector<uint32_t>> keys;  ///< [rows][n]
-  bool histograms_clear = false;
+  bool scratch_clear = false;               ///< histograms and counts of pages
 };
 
 /// A case's inputs and outputs on the device. Scratch is kept between runs, one a kernel.
@@ -45,35 +45,53 @@ class DeviceIndexer {
 
   DeviceSelected run(std::string_view name) {
     const Kernel<IndexerArgs>& kernel = find(name);
-    DeviceBuffer& scratch = scratch_of(kernel);
-    for (const auto view : {args_.topk_tokens, args_.topk_rows}) {
-      cuda::check(cudaMemset(view.data(), 0xAA, size_t(view.size()) * sizeof(int32_t)), "cudaMemset");
-    }
-    kernel.run(args_, {{scratch.data(), size_t(scratch.bytes())}, nullptr, nullptr, {}});
-    DeviceSelected out;
-    out.selected.tokens = fetch(args_.topk_tokens);
-    out.selected.rows = fetch(args_.topk_rows);
-    out.selected.valid = fetch(args_.valid);
-    const cuda::IndexerScratch parts({scratch.data(), size_t(scratch.bytes())}, case_.rows());
-    const auto histograms = fetch(View<const uint32_t, 2>(parts.histograms, kMaxRows, cuda::kScoreBins));
-    out.histograms_clear = std::all_of(histograms.begin(), histograms.end(), [](uint32_t count) { return count == 0; });
-    for (int row = 0; row < case_.rows(); ++row) {
-      out.keys.push_back(fetch(View<const uint32_t, 1>(parts.keys + row * parts.key_pitch, case_.seen(row))));
-    }
-    return out;
+    const std::span<std::byte> scratch = scratch_of(kernel);
+    return results_of(scratch, [&] { kernel.run(args_, {scratch, nullptr, nullptr, {}}); });
+  }
+
+  /// `fused`, with scores in pieces of so many bytes of keys, which the selection gives up: made once more.
+  DeviceSelected run_in_pieces(int64_t piece_bytes) {
+    const std::span<std::byte> scratch = scratch_of(find("fused"));
+    cuda::IndexerScratch parts(scratch, case_.rows());
+    parts.piece_bytes = piece_bytes;
+    const Workspace workspace{scratch, nullptr, nullptr, {}};
+    return results_of(scratch, [&] {
+      cuda::enqueue_scores(args_, parts, true, workspace);
+      cuda::enqueue_select(args_, parts, workspace);
+      cuda::enqueue_scores(args_, parts, false, workspace);
+    });
   }
 
   const IndexerArgs& args() const { return args_; }
   const ShapeKey& shape() const { return shape_; }
 
  private:
+  template <class Run>
+  DeviceSelected results_of(std::span<std::byte> scratch, Run run) {
+    for (const auto view : {args_.topk_tokens, args_.topk_rows}) {
+      cuda::check(cudaMemset(view.data(), 0xAA, size_t(view.size()) * sizeof(int32_t)), "cudaMemset");
+    }
+    run();
+    DeviceSelected out;
+    out.selected.tokens = fetch(args_.topk_tokens);
+    out.selected.rows = fetch(args_.topk_rows);
+    out.selected.valid = fetch(args_.valid);
+    const cuda::IndexerScratch parts(scratch, case_.rows());
+    const auto counts = fetch(View<const uint32_t, 1>(parts.histograms, parts.keys - parts.histograms));
+    out.scratch_clear = std::all_of(counts.begin(), counts.end(), [](uint32_t count) { return count == 0; });
+    for (int row = 0; row < case_.rows(); ++row) {
+      out.keys.push_back(fetch(View<const uint32_t, 1>(parts.keys + row * parts.key_pitch, case_.seen(row))));
+    }
+    return out;
+  }
+
   static const Kernel<IndexerArgs>& find(std::string_view name) {
     for (const Kernel<IndexerArgs>& kernel : cuda::indexer_kernels()) {
       if (kernel.name == name) return kernel;
     }
     throw Exception({ErrorCode::kInternal, "kernel", std::string(name), "is not there"});
   }
-  DeviceBuffer& scratch_of(const Kernel<IndexerArgs>& kernel) {
+  std::span<std::byte> scratch_of(const Kernel<IndexerArgs>& kernel) {
     auto& scratch = scratch_[std::string(kernel.name)];
     if (!scratch) {
       const Verdict verdict = kernel.accepts(shape_);
@@ -82,7 +100,7 @@ class DeviceIndexer {
       cuda::check(cudaMemset(scratch->data(), 0, size_t(scratch->bytes())), "cudaMemset");
       kernel.prepare(shape_);
     }
-    return *scratch;
+    return {scratch->data(), size_t(scratch->bytes())};
   }
   std::byte* upload_bytes(const void* from, int64_t bytes) {
     buffers_.push_back(std::make_unique<DeviceBuffer>(bytes));
@@ -120,7 +138,7 @@ inline std::vector<int32_t> best_of_keys(const std::vector<uint32_t>& keys, int 
 
 /// Whether the selection of every row is exactly the best of the device's own keys, and the scratch is as it was.
 inline testing::AssertionResult selects_exactly(const IndexerCase& c, int topk, const DeviceSelected& got) {
-  if (!got.histograms_clear) return testing::AssertionFailure() << "a histogram is not clear after the run";
+  if (!got.scratch_clear) return testing::AssertionFailure() << "the scratch's counts are not clear after the run";
   for (int row = 0; row < c.rows(); ++row) {
     const std::vector<uint32_t>& keys = got.keys[size_t(row)];
     std::vector<int32_t> want(size_t(topk), -1);

@@ -165,6 +165,45 @@ TEST_P(EveryFormat, SmallForTools) {
   check({.format = GetParam(), .heads = 16, .topk = 16, .lengths = {70}, .kind = KeyKind::kBytes});
 }
 
+// Requests that are scored one after the other, each row's selection as soon as it is: the same tokens as at once, run
+// after run.
+void check_pieces(const IndexerOptions& options, std::initializer_list<int64_t> pieces) {
+  SCOPED_TRACE(text_of(options));
+  const IndexerCase c(options);
+  const Placed placed = place(c, {});
+  DeviceIndexer device(c, placed);
+  const DeviceSelected whole = device.run("fused");
+  EXPECT_TRUE(selects_exactly(c, options.topk, whole));
+  for (const int64_t bytes : pieces) {
+    SCOPED_TRACE("pieces of " + std::to_string(bytes));
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const DeviceSelected got = device.run_in_pieces(bytes);
+      EXPECT_TRUE(selects_exactly(c, options.topk, got));
+      EXPECT_EQ(got.selected.tokens, whole.selected.tokens);
+      EXPECT_EQ(got.selected.rows, whole.selected.rows);
+      EXPECT_EQ(got.selected.valid, whole.selected.valid);
+    }
+  }
+}
+
+TEST_P(EveryFormat, SelectsInPieces) {
+  IndexerOptions many{.format = GetParam(), .heads = 32, .topk = 100, .lengths = {}};
+  for (int r = 0; r < 64; ++r) many.lengths.push_back(r % 9 == 0 ? 3 * r : 90 + r * 150);
+  check_pieces(many, {2048, 40'000, 300'000});
+  for (const int q : {2, 3, 8}) {
+    check_pieces({.format = GetParam(), .q = q, .topk = 500, .lengths = {20'000, 0, 501, 507, 1, 9001, 500, 30'000}},
+                 {1 << 14, 1 << 17});
+  }
+  check_pieces({.format = GetParam(), .topk = 2048, .lengths = {200'001, 2048, 2049, 70'000}}, {1 << 16, 1 << 18});
+  for (const KeyKind kind : {KeyKind::kEqual, KeyKind::kSomeNan, KeyKind::kTies}) {
+    check_pieces({.format = GetParam(), .topk = 500, .lengths = {499, 40'000, 3000, 9001}, .kind = kind}, {1 << 14});
+  }
+}
+
+TEST_P(EveryFormat, SmallInPiecesForTools) {
+  check_pieces({.format = GetParam(), .heads = 8, .q = 2, .topk = 16, .lengths = {300, 1, 17}}, {1024});
+}
+
 TEST_P(EveryFormat, NanQueryHarmsItsRowAlone) {
   const IndexerOptions options{.format = GetParam(), .q = 4, .topk = 100, .lengths = {777, 500}};
   IndexerCase c(options);

@@ -142,10 +142,12 @@ class TimedCase {
     return 1e6 * double(shape_.requests) * shape_.context * row_bytes(shape_.format) / kBytesPerSecond;
   }
 
-  /// Checks what the last run left, of the block table of `launch`.
+  /// Checks what the last run left, of the block table of `launch`. The keys may have been given up: they are made
+  /// anew.
   void check(int launch) {
-    sync();
     const cuda::IndexerScratch parts(scratch(), rows_);
+    cuda::enqueue_scores(args(launch), parts, false, {scratch(), nullptr, nullptr, {}});
+    sync();
     const auto tokens = fetch(args(0).topk_tokens);
     const auto rows = fetch(args(0).topk_rows);
     for (const int row : {0, rows_ / 2, rows_ - 1}) {

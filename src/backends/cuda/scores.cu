@@ -5,6 +5,7 @@
 #include "backends/cuda/launch.h"
 #include "backends/cuda/scores.h"
 #include "format/layouts.h"
+#include "format/paging.h"
 
 namespace dsacore::cuda {
 namespace {
@@ -29,6 +30,13 @@ Choice choose(IndexFormat format, int heads, int q, bool is_short) {
   int stages = stages_in(kHalfOfShared);
   if (stages < kEnoughStages) stages = std::min(8 / instance.groups * instance.groups, stages_in(kWholeOfShared));
   return {instance, stages, rest + stages * page_bytes};
+}
+
+/// Of pieces with up to `piece_bytes` of keys, where a unit has `unit_bytes`, but more if they would be too many.
+int piece_bits_of(int64_t units, int64_t piece_bytes, int64_t unit_bytes) {
+  int bits = 0;
+  while (unit_bytes << (bits + 1) <= piece_bytes || units > int64_t(ScoresShared::kMaxPieces) << bits) ++bits;
+  return bits;
 }
 
 unsigned multiprocessors() {
@@ -57,23 +65,27 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
   const int context = context_of(args, scratch);
   const bool is_short = requests * context <= int64_t(kPagesOfShort) * kIndexPage * count;
   const Choice choice = choose(args.index.format, heads, args.q, is_short);
-  const ScoresParameters parameters{.seq_lens = args.seq_lens,
-                                    .block_table = args.block_table,
-                                    .index_block_table = args.index_block_table,
-                                    .page = args.page,
-                                    .cache = args.index.data,
-                                    .cache_pages = args.index.pages,
-                                    .query = args.index_query,
-                                    .weights = args.head_weights,
-                                    .requests = int(requests),
-                                    .q = args.q,
-                                    .topk = args.model->config.topk,
-                                    .heads = heads,
-                                    .context = context,
-                                    .keys = scratch.keys,
-                                    .key_pitch = scratch.key_pitch,
-                                    .histograms = histogram ? scratch.histograms : nullptr,
-                                    .stages = choice.stages};
+  const ScoresParameters parameters{
+      .seq_lens = args.seq_lens,
+      .block_table = args.block_table,
+      .index_block_table = args.index_block_table,
+      .page = args.page,
+      .cache = args.index.data,
+      .cache_pages = args.index.pages,
+      .query = args.index_query,
+      .weights = args.head_weights,
+      .requests = int(requests),
+      .q = args.q,
+      .topk = args.model->config.topk,
+      .heads = heads,
+      .context = context,
+      .keys = scratch.keys,
+      .key_pitch = scratch.key_pitch,
+      .histograms = histogram ? scratch.histograms : nullptr,
+      .scored = histogram && in_pieces(args, scratch) ? scratch.scored : nullptr,
+      .piece_bits = piece_bits_of(requests * (kUnitsAhead + pages_of(context, kIndexPage)), scratch.piece_bytes,
+                                  int64_t(sizeof(uint32_t)) * kIndexPage * args.q),
+      .stages = choice.stages};
   launch(choice.instance.kernel,
          {.grid = count, .block = unsigned(choice.instance.threads), .shared_bytes = size_t(choice.shared_bytes)},
          workspace, parameters);

@@ -17,12 +17,33 @@
 #include "backends/cuda/indexer_stages.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ptx/dependency.cuh"
+#include "backends/cuda/ptx/flags.cuh"
 #include "backends/cuda/select_threshold.cuh"
 #include "backends/cuda/select_write.cuh"
 
 namespace dsacore::cuda {
 namespace select {
 namespace {
+
+/// Returns when the row's keys and its histogram are there: of scores in pieces when they have been told of, else with
+/// the score kernel's end.
+__device__ __forceinline__ void await_scores(const Part& part, int n) {
+  const SelectParameters& p = part.p;
+  if (p.scored == nullptr) return wait_for_earlier_kernels();
+  if (n <= p.topk) return;
+  if (threadIdx.x == 0) {
+    const int length = n + p.q - 1 - part.row % p.q;
+    await_acquire(p.scored + part.row, uint32_t(pages_of(length, kIndexPage)));
+  }
+  __syncthreads();
+}
+
+/// Keeps keys that nobody reads any more from being written to memory.
+__device__ __forceinline__ void give_up_keys(const Part& part) {
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < (part.count + 31) / 32; i += kThreads) discard_line(part.keys + 32 * i);
+  if (part.rank == 0 && threadIdx.x == 0) part.p.scored[part.row] = 0;  // all CTAs have seen it
+}
 
 /// Selects among more than topk tokens and writes those of this CTA.
 __device__ __forceinline__ void select_tokens(const Part& part, Bins& bins, int n) {
@@ -73,6 +94,7 @@ __device__ __forceinline__ void select_tokens(const Part& part, Bins& bins, int 
   }
   write_marked(part, quota, inside, first);
   clear_histogram(part);  // all CTAs have read it
+  if (p.scored != nullptr) give_up_keys(part);
   if (p.cluster > 1) cluster_wait();
 }
 
@@ -99,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
   part.count = max(0, min(part.held, n - part.begin));
   rows_of_entries(part);
   meet_cluster(p);  // every CTA of the cluster runs: its shared memory may be written to
-  wait_for_earlier_kernels();
+  await_scores(part, n);
 
   if (n > p.topk) {
     Bins bins;
@@ -119,12 +141,15 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
     }
   }
   if (part.rank == 0 && threadIdx.x == 0) p.valid(part.row) = min(n, p.topk);
+  // One CTA does for all; the others leave their SMs to those of rows that are scored later.
+  if (p.scored != nullptr && blockIdx.x == gridDim.x - 1) wait_for_earlier_kernels();
 }
 
-/// CTAs of a row: one for every kChunk tokens, as long as they find an SM, and enough to have room for the marks.
-int cluster_of(int64_t rows, int context) {
+/// CTAs of a row: one for every kChunk tokens, as long as `most` of all rows find an SM, and enough to have room for
+/// the marks.
+int cluster_of(int64_t rows, int context, int64_t most) {
   int cluster = 1;
-  while (cluster < kMaxCluster && cluster * kChunk < context && 2 * rows * cluster <= 128) cluster *= 2;
+  while (cluster < kMaxCluster && cluster * kChunk < context && 2 * rows * cluster <= most) cluster *= 2;
   while (cluster * kMostTokens < context) cluster *= 2;
   return cluster;
 }
@@ -134,6 +159,9 @@ int tokens_each(int cluster, int context) { return ((context + cluster - 1) / cl
 }  // namespace
 }  // namespace select
 
+/// CTAs of all rows: about one an SM; of rows that are scored one after the other, four turns of them.
+constexpr int kSelects = 128, kSelectsOfPieces = 512;
+
 void prepare_select(const ShapeKey&) {
   allow_shared(select::select_kernel, size_t(select::SelectShared(select::kMostTokens).total), true);
 }
@@ -141,8 +169,13 @@ void prepare_select(const ShapeKey&) {
 void enqueue_select(const IndexerArgs& args, const IndexerScratch& scratch, const Workspace& workspace) {
   const int64_t rows = args.index_query.extent(0);
   const KeyedRows keyed = keyed_rows(args, scratch);
-  const int cluster = select::cluster_of(rows, keyed.context);
-  const select::SelectParameters parameters{keyed, scratch.histograms, cluster, std::countr_zero(unsigned(cluster)),
+  const bool pieces = in_pieces(args, scratch);
+  const int cluster = select::cluster_of(rows, keyed.context, pieces ? kSelectsOfPieces : kSelects);
+  const select::SelectParameters parameters{keyed,
+                                            scratch.histograms,
+                                            pieces ? scratch.scored : nullptr,
+                                            cluster,
+                                            std::countr_zero(unsigned(cluster)),
                                             select::tokens_each(cluster, keyed.context)};
   launch(select::select_kernel,
          {.grid = unsigned(rows * cluster),

@@ -27,6 +27,7 @@ __device__ __forceinline__ int token_of(Order order) { return int(~uint32_t(orde
 
 struct SelectParameters : KeyedRows {
   uint32_t* histograms;
+  uint32_t* scored;           ///< [rows]: awaited; null: the end of the score kernel is
   int cluster, cluster_bits;  ///< CTAs of a row: 1 << cluster_bits
   int each;                   ///< tokens of a CTA, a multiple of 256
 };
