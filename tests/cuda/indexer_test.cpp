@@ -170,8 +170,7 @@ TEST_P(EveryFormat, SmallForTools) {
 void check_pieces(const IndexerOptions& options, std::initializer_list<int64_t> pieces) {
   SCOPED_TRACE(text_of(options));
   const IndexerCase c(options);
-  const Placed placed = place(c, {});
-  DeviceIndexer device(c, placed);
+  DeviceIndexer device(c, place(c, {}));
   const DeviceSelected whole = device.run("fused");
   EXPECT_TRUE(selects_exactly(c, options.topk, whole));
   for (const int64_t bytes : pieces) {
@@ -186,22 +185,21 @@ void check_pieces(const IndexerOptions& options, std::initializer_list<int64_t> 
   }
 }
 
-TEST_P(EveryFormat, SelectsInPieces) {
-  IndexerOptions many{.format = GetParam(), .heads = 32, .topk = 100, .lengths = {}};
-  for (int r = 0; r < 64; ++r) many.lengths.push_back(r % 9 == 0 ? 3 * r : 90 + r * 150);
-  check_pieces(many, {2048, 40'000, 300'000});
-  for (const int q : {2, 3, 8}) {
-    check_pieces({.format = GetParam(), .q = q, .topk = 500, .lengths = {20'000, 0, 501, 507, 1, 9001, 500, 30'000}},
-                 {1 << 14, 1 << 17});
+TEST(Indexer, SelectsInPieces) {
+  for (const int heads : {8, 9, 24, 32}) {
+    IndexerOptions many{.heads = heads, .topk = 100, .lengths = {}};
+    for (int r = 0; r < 64; ++r) many.lengths.push_back(r % 9 == 0 ? 3 * r : 90 + r * 150);
+    check_pieces(many, {2048, 40'000, 300'000});
   }
-  check_pieces({.format = GetParam(), .topk = 2048, .lengths = {200'001, 2048, 2049, 70'000}}, {1 << 16, 1 << 18});
+  check_pieces({.topk = 500, .lengths = {20'000, 0, 501, 507, 1, 9001, 500, 30'000}}, {1 << 10, 1 << 14, 1 << 16});
+  check_pieces({.topk = 2048, .lengths = {200'001, 2048, 2049, 70'000}}, {1 << 16, 1 << 18});
   for (const KeyKind kind : {KeyKind::kEqual, KeyKind::kSomeNan, KeyKind::kTies}) {
-    check_pieces({.format = GetParam(), .topk = 500, .lengths = {499, 40'000, 3000, 9001}, .kind = kind}, {1 << 14});
+    check_pieces({.topk = 500, .lengths = {499, 40'000, 3000, 9001}, .kind = kind}, {1 << 14});
   }
 }
 
-TEST_P(EveryFormat, SmallInPiecesForTools) {
-  check_pieces({.format = GetParam(), .heads = 8, .q = 2, .topk = 16, .lengths = {300, 1, 17}}, {1024});
+TEST(Indexer, SmallInPiecesForTools) {
+  for (const int heads : {8, 16, 24, 32}) check_pieces({.heads = heads, .topk = 16, .lengths = {300, 1, 17}}, {256});
 }
 
 TEST_P(EveryFormat, NanQueryHarmsItsRowAlone) {
@@ -336,15 +334,19 @@ TEST_P(SomeKinds, AMillionTokens) {
   }
 }
 
-// One more and the query of many heads, and the selection, start behind them (HACKING.md).
+// More, and the query of many heads, and the selection, start behind them (HACKING.md).
 TEST(Scores, OfOneRowTakeFewRegisters) {
-  for (const auto scores : {cuda::scores_fp8, cuda::scores_mxfp4}) {
-    for (const int heads : {8, 16, 24, 32}) {
-      cudaFuncAttributes attributes = {};
-      cuda::check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(scores(heads, 1, false).kernel)),
-                  "cudaFuncGetAttributes");
-      EXPECT_LE(attributes.numRegs, 72) << heads << " heads";
-    }
+  const auto registers = [](const cuda::ScoresInstance& scores) {
+    cudaFuncAttributes attributes = {};
+    cuda::check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(scores.kernel)),
+                "cudaFuncGetAttributes");
+    return attributes.numRegs;
+  };
+  for (const int heads : {8, 16, 24, 32}) {
+    SCOPED_TRACE(std::to_string(heads) + " heads");
+    EXPECT_LE(registers(cuda::scores_fp8(heads, 1, false)), 72);
+    EXPECT_LE(registers(cuda::scores_mxfp4(heads, 1, false)), 72);
+    EXPECT_LE(registers(cuda::scores_fp8_in_pieces(heads)), 64);
   }
 }
 

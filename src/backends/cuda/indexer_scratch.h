@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "backends/cuda/score_bins.h"
+#include "backends/cuda/scores_plan.h"
 #include "dsacore/problem.h"
 #include "plan/registry.h"
 
@@ -44,11 +44,18 @@ inline int context_of(const IndexerArgs& args, const IndexerScratch& scratch) {
   return int(kept < kMaxContext ? kept : kMaxContext);
 }
 
-/// Whether the keys of the largest context are more than one and a half pieces: then the selection of a row begins when
-/// that row is scored, and gives its keys up.
+/// Whether there are scores in pieces: where memory bounds them. (64 x 131072 of `mxfp4` keys takes 248 us in pieces,
+/// 243 at once, 16 requests of four rows 145 and 124.)
+inline bool has_pieces(IndexFormat format, int index_heads, int q) {
+  return format == IndexFormat::kFp8 && score_passes(index_heads) == 1 && q == 1;
+}
+
+/// Whether a step's scores are made in pieces, so that the selection of a row begins when that row is scored, and gives
+/// its keys up: if those of the largest context are more than one and a half pieces.
 inline bool in_pieces(const IndexerArgs& args, const IndexerScratch& scratch) {
   const int64_t keys = args.index_query.extent(0) * context_of(args, scratch);
-  return 2 * keys * int64_t(sizeof(uint32_t)) > 3 * scratch.piece_bytes;
+  return has_pieces(args.index.format, args.model->sizes.index_heads, args.q) &&
+         2 * keys * int64_t(sizeof(uint32_t)) > 3 * scratch.piece_bytes;
 }
 
 }  // namespace dsacore::cuda

@@ -18,12 +18,16 @@ struct Choice {
   int stages, shared_bytes;
 };
 
-Choice choose(IndexFormat format, int heads, int q, bool is_short) {
+enum class Form { kShort, kLong, kInPieces };
+
+Choice choose(IndexFormat format, int heads, int q, Form form) {
   const int tile_heads = score_passes(heads) * score_width(heads);
   const int page_bytes = kIndexPage * row_bytes(format);
-  const int rest = ScoresShared(q, tile_heads).pages;
-  const ScoresInstance instance =
-      format == IndexFormat::kFp8 ? scores_fp8(heads, q, is_short) : scores_mxfp4(heads, q, is_short);
+  const int rest = ScoresShared(q, tile_heads, form == Form::kInPieces).pages;
+  const bool is_short = form == Form::kShort;
+  const ScoresInstance instance = form == Form::kInPieces       ? scores_fp8_in_pieces(heads)
+                                  : format == IndexFormat::kFp8 ? scores_fp8(heads, q, is_short)
+                                                                : scores_mxfp4(heads, q, is_short);
   const auto stages_in = [&](int bytes) {
     return std::clamp((bytes - rest) / page_bytes, 0, ScoresShared::kMaxStages) / instance.groups * instance.groups;
   };
@@ -32,10 +36,11 @@ Choice choose(IndexFormat format, int heads, int q, bool is_short) {
   return {instance, stages, rest + stages * page_bytes};
 }
 
-/// Of pieces with up to `piece_bytes` of keys, where a unit has `unit_bytes`, but more if they would be too many.
-int piece_bits_of(int64_t units, int64_t piece_bytes, int64_t unit_bytes) {
+/// Of pieces with up to `piece_bytes` of keys of one row a request, but more if they would be too many.
+int piece_bits_of(int64_t units, int64_t piece_bytes) {
+  constexpr int64_t kUnitBytes = kIndexPage * int64_t(sizeof(uint32_t));
   int bits = 0;
-  while (unit_bytes << (bits + 1) <= piece_bytes || units > int64_t(ScoresShared::kMaxPieces) << bits) ++bits;
+  while (kUnitBytes << (bits + 1) <= piece_bytes || units > int64_t(kMaxPieces) << bits) ++bits;
   return bits;
 }
 
@@ -49,8 +54,9 @@ unsigned multiprocessors() {
 }  // namespace
 
 void prepare_scores(const ShapeKey& shape) {
-  for (const bool is_short : {false, true}) {
-    const auto kernel = choose(shape.index_format, shape.sizes.index_heads, shape.q, is_short).instance.kernel;
+  for (const Form form : {Form::kShort, Form::kLong, Form::kInPieces}) {
+    if (form == Form::kInPieces && !has_pieces(shape.index_format, shape.sizes.index_heads, shape.q)) continue;
+    const auto kernel = choose(shape.index_format, shape.sizes.index_heads, shape.q, form).instance.kernel;
     // As much as any q may take, so that the order in which shapes are prepared does not matter.
     allow_shared(kernel, kWholeOfShared);
     prefer_shared(kernel);  // the selection, and the query, start beside it
@@ -64,7 +70,11 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
   const int64_t requests = args.index_query.extent(0) / args.q;
   const int context = context_of(args, scratch);
   const bool is_short = requests * context <= int64_t(kPagesOfShort) * kIndexPage * count;
-  const Choice choice = choose(args.index.format, heads, args.q, is_short);
+  const bool pieces = histogram && in_pieces(args, scratch);
+  const Choice choice = choose(args.index.format, heads, args.q,
+                               pieces     ? Form::kInPieces
+                               : is_short ? Form::kShort
+                                          : Form::kLong);
   const ScoresParameters parameters{
       .seq_lens = args.seq_lens,
       .block_table = args.block_table,
@@ -82,10 +92,9 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
       .keys = scratch.keys,
       .key_pitch = scratch.key_pitch,
       .histograms = histogram ? scratch.histograms : nullptr,
-      .scored = histogram && in_pieces(args, scratch) ? scratch.scored : nullptr,
-      .piece_bits = piece_bits_of(requests * (kUnitsAhead + pages_of(context, kIndexPage)), scratch.piece_bytes,
-                                  int64_t(sizeof(uint32_t)) * kIndexPage * args.q),
-      .stages = choice.stages};
+      .stages = choice.stages,
+      .scored = pieces ? scratch.scored : nullptr,
+      .piece_bits = piece_bits_of(requests * (kUnitsAhead + pages_of(context, kIndexPage)), scratch.piece_bytes)};
   launch(choice.instance.kernel,
          {.grid = count, .block = unsigned(choice.instance.threads), .shared_bytes = size_t(choice.shared_bytes)},
          workspace, parameters);

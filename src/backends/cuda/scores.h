@@ -14,5 +14,7 @@ struct ScoresInstance {
 /// The instance for `heads` index heads and q rows a request; `is_short`: a CTA has few pages to score.
 ScoresInstance scores_fp8(int heads, int q, bool is_short);
 ScoresInstance scores_mxfp4(int heads, int q, bool is_short);
+/// For one row a request and heads in one pass (scores_pieces.cuh).
+ScoresInstance scores_fp8_in_pieces(int heads);
 
 }  // namespace dsacore::cuda

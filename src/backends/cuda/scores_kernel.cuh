@@ -1,14 +1,13 @@
 // Step 9: scores of all keys that a row has to choose among, as ordered keys, and a histogram of them.
 //
 // The work is pages of 64 keys, each read once for all q rows of its request. All pages of all requests are dealt
-// evenly, in order, over one CTA an SM. Producer warps keep a ring of whole pages in flight by bulk copies, from
+// evenly, in order, over one CTA an SM. A producer warp keeps a ring of whole pages in flight by bulk copies, from
 // before the wait on where they hold no key of this step; two to four warpgroups take them in turn: keys from registers
 // (A, 64 rows), heads from shared memory (B), then relu, weights and the sum over heads in registers. A score depends
 // on its key, query and weights alone: which CTA or warpgroup computes it, and in what page, changes no operation.
 //
 // Keys stay in L2 until the selection reads them, if they are no more than some 8 MB; what L2 writes to memory of them
-// costs what reading three times the bytes does. So more of them are made in pieces, each dealt over all CTAs, and the
-// selection of a piece's rows, told of their pages by counters, runs beside the scores of the next.
+// costs what reading three times the bytes does: more are made in pieces (scores_pieces.cuh).
 //
 // Bounds: a page is 8448 bytes (fp8; 490 clk of an SM's share of DRAM) or 4352 (mxfp4; 252 clk). For 32 heads and q
 // rows the products take 64 q clk, and a warp issues about 150 instructions a page, or 110 for each of two rows, mostly
@@ -19,7 +18,6 @@
 
 #include "backends/cuda/ptx/cache_policy.cuh"
 #include "backends/cuda/ptx/dependency.cuh"
-#include "backends/cuda/ptx/flags.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/shared_memory.cuh"
 #include "backends/cuda/score_bins.h"
@@ -32,10 +30,6 @@
 
 namespace dsacore::cuda {
 
-/// Warps that copy pages, by turns. One alone needs some 350 clk a page, for a dozen dependent steps, of the 490 in
-/// which a page comes; once behind, it stayed behind, at 1100.
-inline constexpr int kProducers = 2;
-
 /// What an instance computes at a time and with how many threads: N heads a product, `Passes` products a row, `Rows`
 /// rows; 0: the one row that each request has.
 template <int N, int Passes, int Rows, int Groups>
@@ -45,7 +39,7 @@ struct ScoresTile {
   static constexpr int kHeads = N * Passes;
   static constexpr int kTiles = kRows * Passes;
   static constexpr int kMathThreads = Groups * 128;
-  static constexpr int kThreads = kMathThreads + 32 * kProducers;
+  static constexpr int kThreads = kMathThreads + 32;
 };
 
 /// A place in the ring of pages, and the parity of its barriers there. The ring's length is a multiple of the number of
@@ -80,40 +74,32 @@ __device__ __forceinline__ int length_of_thread(const ScoresParameters& p) {
   return int(threadIdx.x) < p.requests ? length_of(p, int(threadIdx.x)) : 0;
 }
 
-/// The units of this CTA in a piece.
-struct Share {
-  int begin, end;
-};
-
-/// Pieces of so many units, of which there are at most 2^22 + 2^10.
-__device__ __forceinline__ int pieces_of(const ScoresParameters& p, int units) {
-  return (units + (1 << p.piece_bits) - 1) >> p.piece_bits;
-}
-
-/// Units of all requests, whose lengths are the threads' `n`, as a running sum `first_unit` [requests + 1], the tokens
-/// that each one's last page lacks, and this CTA's `shares` of the pieces: those of all CTAs and pieces are as large,
-/// or larger by one. By all threads. Requests of which no row sees more than topk tokens have no units.
-__device__ inline void deal_units(const ScoresParameters& p, int n, uint8_t* lacks, int* first_unit, Share* shares,
-                                  int* totals) {
+/// Units of all requests, whose lengths are the threads' `n`, as a running sum `first_unit` [requests + 1], and the
+/// tokens that each one's last page lacks. By all threads. Requests of which no row sees more than topk tokens have no
+/// units.
+__device__ inline void count_units(const ScoresParameters& p, int n, uint8_t* lacks, int* first_unit, int* totals) {
   const int request = int(threadIdx.x), lane = request % 32, warp = request / 32;
   const int pages = n > p.topk ? int(pages_of(n, kIndexPage)) : 0;
   if (request < p.requests) lacks[request] = uint8_t(pages * kIndexPage - n);
   int units = sum_up_to_lane(pages > 0 ? kUnitsAhead + pages : 0);
   if (lane == 31 && warp < kMaxRows / 32) totals[warp] = units;
   __syncthreads();
-  const int total = lane < kMaxRows / 32 ? totals[lane] : 0;
-  units += __reduce_add_sync(~0u, lane < warp ? total : 0);
+  units += __reduce_add_sync(~0u, lane < min(warp, kMaxRows / 32) ? totals[lane] : 0);
   if (request < p.requests) first_unit[request + 1] = units;
   if (request == 0) first_unit[0] = 0;
-  const int piece = int(threadIdx.x), all = __reduce_add_sync(~0u, total), pieces = max(1, pieces_of(p, all));
-  if (piece < pieces) {
-    const uint32_t parts = uint32_t(pieces) * gridDim.x, part = uint32_t(piece) * gridDim.x + blockIdx.x;
-    const uint32_t each = uint32_t(all) / parts, more = uint32_t(all) - each * parts;
-    const int begin = int(part * each + min(part, more));
-    shares[piece] = {begin, begin + int(each + (part < more))};
-  }
   __syncthreads();
 }
+
+/// The units of this CTA.
+struct Share {
+  int begin, end;
+
+  __device__ Share(const int* first_unit, int requests) {
+    const uint32_t total = uint32_t(first_unit[requests]);  // at most 2^22 + 2^10
+    begin = int(total * blockIdx.x / gridDim.x);
+    end = int(total * (blockIdx.x + 1) / gridDim.x);
+  }
+};
 
 /// The request that a unit belongs to.
 __device__ inline int request_of(const int* first_unit, int requests, int unit) {
@@ -151,13 +137,12 @@ struct ScoresTools {
   float* weights;
   uint8_t* lacks;
   int *first_unit, *totals;
-  int* told;  ///< of the rows of the request: pages that this CTA scores now
-  Share* shares;
   uint32_t query_address, barriers;
 
-  __device__ __forceinline__ ScoresTools(const ScoresParameters& parameters, int q, int tile_heads, std::byte* shared)
+  __device__ __forceinline__ ScoresTools(const ScoresParameters& parameters, int q, int tile_heads, std::byte* shared,
+                                         bool in_pieces = false)
       : p(parameters) {
-    const ScoresShared at(q, tile_heads);
+    const ScoresShared at(q, tile_heads, in_pieces);
     query = shared;
     histograms = reinterpret_cast<uint32_t*>(shared + at.histograms);
     pages = shared + at.pages;
@@ -165,26 +150,23 @@ struct ScoresTools {
     lacks = reinterpret_cast<uint8_t*>(shared + at.lacks);
     first_unit = reinterpret_cast<int*>(shared + at.first_unit);
     totals = reinterpret_cast<int*>(shared + at.totals);
-    told = reinterpret_cast<int*>(shared + at.told);
-    shares = reinterpret_cast<Share*>(shared + at.shares);
     query_address = uniform(fixed_shared_address(shared));
     barriers = fixed_shared_address(shared + at.barriers);
   }
-  __device__ int pieces() const { return pieces_of(p, first_unit[p.requests]); }
   __device__ Barrier full(int stage) const { return {barriers + stage * 16}; }
   __device__ Barrier empty(int stage) const { return {barriers + stage * 16 + 8}; }
 };
 
-/// The CTA's units from `unit` on: what is left of a share, or the next one; none: there are no more.
+/// By a warp.
 template <class Keys>
-__device__ __forceinline__ Share units_from(const ScoresTools<Keys>& tools, int unit) {
+__device__ __forceinline__ void init_ring(const ScoresTools<Keys>& tools) {
+  if (!elect_one()) return;
 #pragma unroll 1
-  for (int piece = 0; piece < tools.pieces(); ++piece) {
-    const Share share = tools.shares[piece];
-    const int begin = max(unit, share.begin);
-    if (begin < share.end) return {begin, share.end};
+  for (int stage = 0; stage < tools.p.stages; ++stage) {
+    tools.full(stage).init(1);
+    tools.empty(stage).init(4);
   }
-  return {0, 0};
+  publish_barriers();
 }
 
 /// The page that is the lane's unit, of up to 32 from `begin` on.
@@ -210,51 +192,40 @@ __device__ __forceinline__ Found find_units(const ScoresTools<Keys>& tools, int 
   return found;
 }
 
-/// A producer warp: copies every kProducers-th of the CTA's pages into the ring. Lanes look up 32 pages at a time, the
-/// next ones while those before are copied. Pages with a token of this step wait for the kernel that inserts its key.
+/// The producer warp: copies the CTA's pages into the ring. Lanes look up 32 pages at a time, the next ones while those
+/// before are copied. Pages with a token of this step wait for the kernel that inserts its key.
 template <class Keys>
-__device__ inline void copy_pages(const ScoresTools<Keys>& tools) {
+__device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& share) {
   const ScoresParameters& p = tools.p;
   constexpr int kBytes = Keys::Layout::kPageBytes;
   const uint32_t ring = fixed_shared_address(tools.pages);
-  const int which = uniform_warp() % kProducers, lane = int(threadIdx.x) % 32;
-  RingPlace place{which};
-  int pages = 0;  // of both warps, so far
+  RingPlace place{0};
+  Found found = find_units(tools, share.begin, share.end);
+  found.read();
   bool has_waited = false;
 #pragma unroll 1
-  for (int piece = 0; piece < tools.pieces(); ++piece) {
-    const Share share = tools.shares[piece];
-    Found found = find_units(tools, share.begin, share.end);
+  for (int begin = share.begin; begin < share.end; begin += 32) {
+    const int32_t page = found.page();
+    const uint32_t are_new = __ballot_sync(~0u, found.is_new);
+    uint32_t left = __ballot_sync(~0u, found.request >= 0);
+    found = find_units(tools, begin + 32, share.end);
     found.read();
 #pragma unroll 1
-    for (int begin = share.begin; begin < share.end; begin += 32) {
-      const int32_t page = found.page();
-      const uint32_t are_new = __ballot_sync(~0u, found.is_new);
-      const uint32_t are_pages = __ballot_sync(~0u, found.request >= 0);
-      const int number = pages + __popc(are_pages & ((1u << lane) - 1));
-      uint32_t left = __ballot_sync(~0u, found.request >= 0 && number % kProducers == which);
-      pages += __popc(are_pages);
-      found = find_units(tools, begin + 32, share.end);
-      found.read();
-#pragma unroll 1
-      for (; left != 0; left &= left - 1) {
-        const int i = __ffs(int(left)) - 1;
-        const std::byte* from = p.cache + int64_t(__shfl_sync(~0u, page, i)) * kBytes;
-        if (!has_waited && (are_new >> i & 1) != 0) {
-          wait_for_earlier_kernels();
-          has_waited = true;
-        }
-        if (elect_one()) {
-          tools.empty(place.stage).wait(place.parity ^ 1);
-          tools.full(place.stage).expect(kBytes);
-          bulk_copy_once(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage));
-        }
-        place.advance(kProducers, p.stages);
+    for (; left != 0; left &= left - 1) {
+      const int i = __ffs(int(left)) - 1;
+      const std::byte* from = p.cache + int64_t(__shfl_sync(~0u, page, i)) * kBytes;
+      if (!has_waited && (are_new >> i & 1) != 0) {
+        wait_for_earlier_kernels();
+        has_waited = true;
       }
+      if (elect_one()) {
+        tools.empty(place.stage).wait(place.parity ^ 1);
+        tools.full(place.stage).expect(kBytes);
+        bulk_copy_once(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage));
+      }
+      place.advance(1, p.stages);
     }
   }
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
 }
 
 /// Puts the index queries of a request's rows into the B operand, and halves of their weights (add_heads) beside them;
@@ -349,9 +320,9 @@ __device__ __forceinline__ float add_quarters(const float (&sums)[2][2], const K
 /// A math thread's place among the keys of a request's rows: of the first row that needs scores, or the one after it,
 /// and from page to page.
 struct KeyOfRows {
-  int row;       ///< of the request
-  int left;      ///< tokens that the row sees from the thread's on; 0 or less: it has no score
-  uint32_t out;  ///< place of the thread's token in the row, in all keys
+  int row;        ///< of the request
+  int left;       ///< tokens that the row sees from the thread's on; 0 or less: it has no score
+  uint32_t* out;  ///< ordered key of the thread's token in the row
 
   __device__ __forceinline__ void advance(int tokens) {
     left -= tokens;
@@ -384,7 +355,7 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
     }
     const uint32_t key = score_key(add_quarters(sums, place) * keys.scale);
     if (at.left > 0 && (kRows == 1 || at.row < p.q)) {
-      store_read_soon(p.keys + at.out, key);
+      store_read_soon(at.out, key);
       if (p.histograms != nullptr) atomicAdd(histogram + bin_of_key(key), 1u);
     }
     tiles += uint32_t(kRows * Tile::kHeads * kIndexDim);
@@ -392,56 +363,38 @@ __device__ __forceinline__ void score_page(const ScoresTools<Keys>& tools, const
     histogram += kRows * kScoreBins;
     at.row += kRows;
     at.left += kRows;
-    at.out += kRows * uint32_t(p.key_pitch);
+    at.out += kRows * p.key_pitch;
   }
-}
-
-/// Tells the selections of a request's rows of the pages that `tools.told` has for each.
-template <class Keys, class Tile>
-__device__ __forceinline__ void tell_scored(const ScoresTools<Keys>& tools, int request) {
-  const ScoresParameters& p = tools.p;
-  if (p.scored == nullptr) return;
-  math_barrier<Tile>();  // keys and histograms of all
-  if (int(threadIdx.x) >= p.q) return;
-  const int pages = tools.told[threadIdx.x];
-  if (pages > 0) add_release(p.scored + int64_t(request) * p.q + threadIdx.x, uint32_t(pages));
 }
 
 /// A math warpgroup: takes the CTA's pages in turn with the others.
 template <class Keys, class Tile>
-__device__ inline void score_pages(const ScoresTools<Keys>& tools) {
+__device__ inline void score_pages(const ScoresTools<Keys>& tools, const Share& share) {
   const ScoresParameters& p = tools.p;
   const int group = int(threadIdx.x) / 128;
   const KeyPlace place(int(threadIdx.x) % 128);
   RingPlace ring{group};
+  int request = request_of(tools.first_unit, p.requests, share.begin);
   int ahead = group;  // pages until it is this warpgroup's turn
-  int request = request_of(tools.first_unit, p.requests, tools.shares[0].begin), unit = 0;
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
-  // Registers are few: what shared memory tells is read again for every request.
 #pragma unroll 1
-  while (true) {
-    const Share units = units_from(tools, unit);
-    if (units.begin >= units.end) break;
-    while (tools.first_unit[request + 1] <= units.begin) ++request;
-    unit = min(units.end, tools.first_unit[request + 1]);
-    const int pages_at = tools.first_unit[request] + kUnitsAhead;
-    const int first_page = max(0, units.begin - pages_at), end_page = unit - pages_at;
+  for (int begin = share.begin, end; begin < share.end; begin = end) {
+    while (tools.first_unit[request + 1] <= begin) ++request;
+    end = min(share.end, tools.first_unit[request + 1]);
+    const int pages_at = tools.first_unit[request] + kUnitsAhead, end_page = end - pages_at;
     if (end_page <= 0) continue;
     load_query<Keys, Tile>(tools, request);
     const int length = (tools.first_unit[request + 1] - pages_at) * kIndexPage - tools.lacks[request];
     const int first = max(0, p.topk + p.q - length);
     const int row = first + (Tile::kRows == 2 ? place.quarter / 2 : 0);
     const int seen = Tile::kRows == 2 || place.quarter < 2 ? length - (p.q - 1) + row : -kMaxQ;
-    if (int(threadIdx.x) < p.q) tools.told[threadIdx.x] = int(threadIdx.x) < first ? 0 : end_page - first_page;
     math_barrier<Tile>();
-    // Tokens of the request from a page on: from this warpgroup's next, and from the first that is not the CTA's.
-    int tokens = length - (first_page + ahead) * kIndexPage;
-    const int end_tokens = length - end_page * kIndexPage, token = place.scored() + length - tokens;
-    KeyOfRows at{row, seen - token, uint32_t((request * p.q + row) * uint32_t(p.key_pitch) + token)};
+    int page = max(0, begin - pages_at) + ahead;
+    const int token = place.scored() + page * kIndexPage;
+    KeyOfRows at{row, seen - token, p.keys + (int64_t(request) * p.q + row) * p.key_pitch + token};
 #pragma unroll 1
-    for (; tokens > end_tokens; tokens -= Tile::kGroups * kIndexPage) {
+    for (; page < end_page; page += Tile::kGroups) {
       tools.full(ring.stage).wait(ring.parity);
+      const int tokens = length - page * kIndexPage;
       const Keys keys(tools.pages + ring.stage * Keys::Layout::kPageBytes, place, tokens);
       score_page<Keys, Tile>(tools, keys, place, tokens, first, at);
       at.advance(Tile::kGroups * kIndexPage);
@@ -451,11 +404,9 @@ __device__ inline void score_pages(const ScoresTools<Keys>& tools) {
       if (threadIdx.x % 32 == 0) tools.empty(ring.stage).arrive();
       ring.advance(Tile::kGroups, p.stages);
     }
-    ahead = (end_tokens - tokens) / kIndexPage;
+    ahead = page - end_page;
     math_barrier<Tile>();
     merge_histograms<Keys, Tile>(tools, request);
-    tell_scored<Keys, Tile>(tools, request);
-    unit = tools.first_unit[request + 1] - (end_tokens + tools.lacks[request]) / kIndexPage;
   }
 }
 
@@ -464,23 +415,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
   extern __shared__ __align__(1024) std::byte shared[];
   const ScoresTools<Keys> tools(p, Tile::kIsAlone ? 1 : p.q, Tile::kHeads, shared);
   const bool produces = threadIdx.x >= Tile::kMathThreads;
-  if (threadIdx.x / 32 == Tile::kMathThreads / 32 && elect_one()) {
-#pragma unroll 1
-    for (int stage = 0; stage < p.stages; ++stage) {
-      tools.full(stage).init(1);
-      tools.empty(stage).init(4);
-    }
-    publish_barriers();
-  }
+  if (produces) init_ring(tools);
   clear_histograms<Keys, Tile>(tools);
   // The index projection, ahead of this kernel, lets it start after its own wait: all before it has ended, and lengths,
   // tables and the keys of earlier steps are there.
-  deal_units(p, length_of_thread(p), tools.lacks, tools.first_unit, tools.shares, tools.totals);
-  if (produces) {
-    copy_pages(tools);
-  } else {
-    score_pages<Keys, Tile>(tools);
-  }
+  count_units(p, length_of_thread(p), tools.lacks, tools.first_unit, tools.totals);
+  const Share share(tools.first_unit, p.requests);
+  if (produces && share.begin < share.end) copy_pages(tools, share);
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  if (!produces && share.begin < share.end) score_pages<Keys, Tile>(tools, share);
 }
 
 template <class Keys, int N, int Passes, int Rows, int Groups>

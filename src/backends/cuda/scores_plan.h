@@ -21,10 +21,13 @@ struct ScoresParameters {
   uint32_t* keys;        ///< out [rows, key_pitch]
   int64_t key_pitch;     ///< elements
   uint32_t* histograms;  ///< added to [rows, kScoreBins]; null: none is kept
-  uint32_t* scored;      ///< added to [rows]: pages of the row that have been scored; null: not told
-  int piece_bits;        ///< a piece has up to 1 << piece_bits units; there are at most ScoresShared::kMaxPieces
   int stages;            ///< of the ring of pages
+  // In pieces (scores_pieces.cuh):
+  uint32_t* scored;  ///< added to [rows]: pages of the row that have been scored
+  int piece_bits;    ///< a piece has up to 1 << piece_bits units; there are at most kMaxPieces
 };
+
+inline constexpr int kMaxPieces = 32;
 
 /// Units that a request has ahead of its pages: what its query and its histogram cost a CTA, in pages. Without them the
 /// CTAs that have pages of two requests end last (by 1.4 us of 12 at 8 x 32768).
@@ -38,22 +41,22 @@ constexpr int score_width(int heads) {
   return (part + 7) / 8 * 8;
 }
 
-/// Byte offsets in a CTA's shared memory. The ring is last, so that all others are constants where `q` is one.
+/// Byte offsets in a CTA's shared memory. The ring is last, so that all others are constants where `q` is one. In
+/// pieces the CTA's shares of them lie before it.
 struct ScoresShared {
-  int histograms, weights, first_unit, lacks, totals, told, shares, barriers, pages;
-  static constexpr int kMaxStages = 16, kMaxPieces = 32;
+  int histograms, weights, first_unit, lacks, totals, barriers, shares, pages;
+  static constexpr int kMaxStages = 16;
 
   /// The query tiles come first, [q, heads of all passes, 128] with the swizzle of their 1024-byte groups.
-  DSACORE_HD constexpr ScoresShared(int q, int tile_heads)
+  DSACORE_HD constexpr ScoresShared(int q, int tile_heads, bool in_pieces = false)
       : histograms(q * tile_heads * kIndexDim),
         weights(histograms + q * kScoreBins * int(sizeof(uint32_t))),
         first_unit(weights + q * tile_heads * int(sizeof(float))),
         lacks(first_unit + (kMaxRows + 1) * int(sizeof(int))),
         totals(lacks + kMaxRows),
-        told(totals + kMaxRows / 32 * int(sizeof(int))),
-        shares((told + kMaxQ * int(sizeof(int)) + 15) / 16 * 16),
-        barriers(shares + kMaxPieces * 2 * int(sizeof(int))),
-        pages((barriers + 2 * kMaxStages * 8 + 127) / 128 * 128) {}
+        barriers((totals + kMaxRows / 32 * int(sizeof(int)) + 15) / 16 * 16),
+        shares(barriers + 2 * kMaxStages * 8),
+        pages((shares + (in_pieces ? kMaxPieces * 8 : 0) + 127) / 128 * 128) {}
 };
 
 }  // namespace dsacore::cuda

@@ -25,17 +25,17 @@ namespace dsacore::cuda {
 namespace select {
 namespace {
 
-/// Returns when the row's keys and its histogram are there: of scores in pieces when they have been told of, else with
+/// Returns when the row's keys and its histogram are there: in pieces when all its pages have been counted, else with
 /// the score kernel's end.
+template <bool InPieces>
 __device__ __forceinline__ void await_scores(const Part& part, int n) {
-  const SelectParameters& p = part.p;
-  if (p.scored == nullptr) return wait_for_earlier_kernels();
-  if (n <= p.topk) return;
-  if (threadIdx.x == 0) {
-    const int length = n + p.q - 1 - part.row % p.q;
-    await_acquire(p.scored + part.row, uint32_t(pages_of(length, kIndexPage)));
+  if constexpr (InPieces) {
+    if (n <= part.p.topk) return;
+    if (threadIdx.x == 0) await_acquire(part.p.scored + part.row, uint32_t(pages_of(n, kIndexPage)));
+    __syncthreads();
+  } else {
+    wait_for_earlier_kernels();
   }
-  __syncthreads();
 }
 
 /// Keeps keys that nobody reads any more from being written to memory.
@@ -46,6 +46,7 @@ __device__ __forceinline__ void give_up_keys(const Part& part) {
 }
 
 /// Selects among more than topk tokens and writes those of this CTA.
+template <bool InPieces>
 __device__ __forceinline__ void select_tokens(const Part& part, Bins& bins, int n) {
   const SelectParameters& p = part.p;
   const int lane = int(threadIdx.x) % 32;
@@ -94,10 +95,12 @@ __device__ __forceinline__ void select_tokens(const Part& part, Bins& bins, int 
   }
   write_marked(part, quota, inside, first);
   clear_histogram(part);  // all CTAs have read it
-  if (p.scored != nullptr) give_up_keys(part);
+  if constexpr (InPieces) give_up_keys(part);
   if (p.cluster > 1) cluster_wait();
 }
 
+/// `InPieces`: of one row a request, whose scores are made in pieces.
+template <bool InPieces>
 __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_constant__ SelectParameters p) {
   extern __shared__ __align__(16) std::byte shared[];
   __shared__ Board board;
@@ -121,13 +124,13 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
   part.count = max(0, min(part.held, n - part.begin));
   rows_of_entries(part);
   meet_cluster(p);  // every CTA of the cluster runs: its shared memory may be written to
-  await_scores(part, n);
+  await_scores<InPieces>(part, n);
 
   if (n > p.topk) {
     Bins bins;
     bins.load_past_l1(part.histogram());
     if (threadIdx.x == 0) part.copy_chunk(0), part.copy_chunk(1);
-    select_tokens(part, bins, n);
+    select_tokens<InPieces>(part, bins, n);
   } else {
     int32_t *tokens = p.topk_tokens.row(part.row), *rows = p.topk_rows.row(part.row);
 #pragma unroll 1
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
   }
   if (part.rank == 0 && threadIdx.x == 0) p.valid(part.row) = min(n, p.topk);
   // One CTA does for all; the others leave their SMs to those of rows that are scored later.
-  if (p.scored != nullptr && blockIdx.x == gridDim.x - 1) wait_for_earlier_kernels();
+  if (InPieces && blockIdx.x == gridDim.x - 1) wait_for_earlier_kernels();
 }
 
 /// CTAs of a row: one for every kChunk tokens, as long as `most` of all rows find an SM, and enough to have room for
@@ -163,7 +166,9 @@ int tokens_each(int cluster, int context) { return ((context + cluster - 1) / cl
 constexpr int kSelects = 128, kSelectsOfPieces = 512;
 
 void prepare_select(const ShapeKey&) {
-  allow_shared(select::select_kernel, size_t(select::SelectShared(select::kMostTokens).total), true);
+  for (const auto kernel : {select::select_kernel<false>, select::select_kernel<true>}) {
+    allow_shared(kernel, size_t(select::SelectShared(select::kMostTokens).total), true);
+  }
 }
 
 void enqueue_select(const IndexerArgs& args, const IndexerScratch& scratch, const Workspace& workspace) {
@@ -173,11 +178,11 @@ void enqueue_select(const IndexerArgs& args, const IndexerScratch& scratch, cons
   const int cluster = select::cluster_of(rows, keyed.context, pieces ? kSelectsOfPieces : kSelects);
   const select::SelectParameters parameters{keyed,
                                             scratch.histograms,
-                                            pieces ? scratch.scored : nullptr,
                                             cluster,
                                             std::countr_zero(unsigned(cluster)),
-                                            select::tokens_each(cluster, keyed.context)};
-  launch(select::select_kernel,
+                                            select::tokens_each(cluster, keyed.context),
+                                            scratch.scored};
+  launch(pieces ? select::select_kernel<true> : select::select_kernel<false>,
          {.grid = unsigned(rows * cluster),
           .block = select::kThreads,
           .shared_bytes = size_t(select::SelectShared(parameters.each).total),

@@ -27,9 +27,9 @@ __device__ __forceinline__ int token_of(Order order) { return int(~uint32_t(orde
 
 struct SelectParameters : KeyedRows {
   uint32_t* histograms;
-  uint32_t* scored;           ///< [rows]: awaited; null: the end of the score kernel is
   int cluster, cluster_bits;  ///< CTAs of a row: 1 << cluster_bits
   int each;                   ///< tokens of a CTA, a multiple of 256
+  uint32_t* scored;           ///< [rows]: in pieces, pages of the row that have been scored
 };
 
 /// Byte offsets of the dynamic shared memory. The list comes where the bins were.
