@@ -94,7 +94,8 @@ void enqueue_scores(const IndexerArgs& args, const IndexerScratch& scratch, bool
       .histograms = histogram ? scratch.histograms : nullptr,
       .stages = choice.stages,
       .scored = pieces ? scratch.scored : nullptr,
-      .piece_bits = piece_bits_of(requests * (kUnitsAhead + pages_of(context, kIndexPage)), scratch.piece_bytes)};
+      .piece_bits =
+          pieces ? piece_bits_of(requests * (kUnitsAhead + pages_of(context, kIndexPage)), scratch.piece_bytes) : 0};
   launch(choice.instance.kernel,
          {.grid = count, .block = unsigned(choice.instance.threads), .shared_bytes = size_t(choice.shared_bytes)},
          workspace, parameters);

@@ -90,16 +90,16 @@ __device__ inline void count_units(const ScoresParameters& p, int n, uint8_t* la
   __syncthreads();
 }
 
-/// The units of this CTA.
+/// Units of a CTA.
 struct Share {
   int begin, end;
-
-  __device__ Share(const int* first_unit, int requests) {
-    const uint32_t total = uint32_t(first_unit[requests]);  // at most 2^22 + 2^10
-    begin = int(total * blockIdx.x / gridDim.x);
-    end = int(total * (blockIdx.x + 1) / gridDim.x);
-  }
 };
+
+/// This CTA's share of all units.
+__device__ inline Share share_of_all(const int* first_unit, int requests) {
+  const uint32_t total = uint32_t(first_unit[requests]);  // at most 2^22 + 2^10
+  return {int(total * blockIdx.x / gridDim.x), int(total * (blockIdx.x + 1) / gridDim.x)};
+}
 
 /// The request that a unit belongs to.
 __device__ inline int request_of(const int* first_unit, int requests, int unit) {
@@ -192,6 +192,17 @@ __device__ __forceinline__ Found find_units(const ScoresTools<Keys>& tools, int 
   return found;
 }
 
+/// By a warp: asks for a page at its place in the ring, as soon as that is empty.
+template <class Keys>
+__device__ __forceinline__ void copy_page(const ScoresTools<Keys>& tools, uint32_t ring, const RingPlace& place,
+                                          const std::byte* from) {
+  constexpr int kBytes = Keys::Layout::kPageBytes;
+  if (!elect_one()) return;
+  tools.empty(place.stage).wait(place.parity ^ 1);
+  tools.full(place.stage).expect(kBytes);
+  bulk_copy_once(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage));
+}
+
 /// The producer warp: copies the CTA's pages into the ring. Lanes look up 32 pages at a time, the next ones while those
 /// before are copied. Pages with a token of this step wait for the kernel that inserts its key.
 template <class Keys>
@@ -218,11 +229,7 @@ __device__ inline void copy_pages(const ScoresTools<Keys>& tools, const Share& s
         wait_for_earlier_kernels();
         has_waited = true;
       }
-      if (elect_one()) {
-        tools.empty(place.stage).wait(place.parity ^ 1);
-        tools.full(place.stage).expect(kBytes);
-        bulk_copy_once(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage));
-      }
+      copy_page(tools, ring, place, from);
       place.advance(1, p.stages);
     }
   }
@@ -420,7 +427,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scores_kernel(const __grid_
   // The index projection, ahead of this kernel, lets it start after its own wait: all before it has ended, and lengths,
   // tables and the keys of earlier steps are there.
   count_units(p, length_of_thread(p), tools.lacks, tools.first_unit, tools.totals);
-  const Share share(tools.first_unit, p.requests);
+  const Share share = share_of_all(tools.first_unit, p.requests);
   if (produces && share.begin < share.end) copy_pages(tools, share);
   wait_for_earlier_kernels();
   let_next_kernel_start();

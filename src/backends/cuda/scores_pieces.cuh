@@ -20,19 +20,14 @@ struct PiecesTile : ScoresTile<N, 1, 0, 4> {
   static constexpr int kThreads = PiecesTile::kMathThreads + 32 * kProducers;
 };
 
-/// The units of this CTA in a piece.
-struct Units {
-  int begin, end;
-};
-
-/// What the warps of a CTA share, and its units of every piece.
+/// What the warps of a CTA share, and its share of every piece.
 template <class Keys>
 struct PiecesTools : ScoresTools<Keys> {
-  Units* shares;
+  Share* shares;
 
   __device__ __forceinline__ PiecesTools(const ScoresParameters& parameters, int tile_heads, std::byte* shared)
       : ScoresTools<Keys>(parameters, 1, tile_heads, shared, true),
-        shares(reinterpret_cast<Units*>(shared + ScoresShared(1, tile_heads, true).shares)) {}
+        shares(reinterpret_cast<Share*>(shared + ScoresShared(1, tile_heads, true).shares)) {}
   __device__ int pieces() const {
     return (this->first_unit[this->p.requests] + (1 << this->p.piece_bits) - 1) >> this->p.piece_bits;
   }
@@ -53,17 +48,17 @@ __device__ __forceinline__ void deal_units(const PiecesTools<Keys>& tools) {
 
 /// The CTA's units from `unit` on: what is left of a share, or the next one; none: there are no more.
 template <class Keys>
-__device__ __forceinline__ Units units_from(const PiecesTools<Keys>& tools, int unit) {
+__device__ __forceinline__ Share units_from(const PiecesTools<Keys>& tools, int unit) {
 #pragma unroll 1
   for (int piece = 0; piece < tools.pieces(); ++piece) {
-    const Units share = tools.shares[piece];
+    const Share share = tools.shares[piece];
     const int begin = max(unit, share.begin);
     if (begin < share.end) return {begin, share.end};
   }
   return {0, 0};
 }
 
-/// A producer warp: copies every second of the CTA's pages into the ring, as `copy_pages` does.
+/// A producer warp: copies every second of the CTA's pages into the ring (`copy_pages`).
 template <class Keys, class Tile>
 __device__ inline void copy_pages_of_pieces(const PiecesTools<Keys>& tools) {
   const ScoresParameters& p = tools.p;
@@ -75,7 +70,7 @@ __device__ inline void copy_pages_of_pieces(const PiecesTools<Keys>& tools) {
   bool has_waited = false;
 #pragma unroll 1
   for (int piece = 0; piece < tools.pieces(); ++piece) {
-    const Units share = tools.shares[piece];
+    const Share share = tools.shares[piece];
     Found found = find_units(tools, share.begin, share.end);
     found.read();
 #pragma unroll 1
@@ -96,11 +91,7 @@ __device__ inline void copy_pages_of_pieces(const PiecesTools<Keys>& tools) {
           wait_for_earlier_kernels();
           has_waited = true;
         }
-        if (elect_one()) {
-          tools.empty(place.stage).wait(place.parity ^ 1);
-          tools.full(place.stage).expect(kBytes);
-          bulk_copy_once(ring + uint32_t(place.stage * kBytes), from, kBytes, tools.full(place.stage));
-        }
+        copy_page(tools, ring, place, from);
         place.advance(Tile::kProducers, p.stages);
       }
     }
@@ -119,7 +110,7 @@ __device__ inline void score_pieces(const PiecesTools<Keys>& tools) {
   // Registers are few: what shared memory tells is read again for every request.
 #pragma unroll 1
   while (true) {
-    const Units units = units_from(tools, unit);
+    const Share units = units_from(tools, unit);
     if (units.begin >= units.end) break;
     if (tools.first_unit[request + 1] <= units.begin) request = request_of(tools.first_unit, p.requests, units.begin);
     unit = min(units.end, tools.first_unit[request + 1]);

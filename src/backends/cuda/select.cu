@@ -6,7 +6,8 @@
 // with their token ids; the CTAs exchange these, and all put them in order. Where they are too many for that, radix
 // passes narrow the bin down first: over what the CTAs have collected, or, where one has more than it can collect, over
 // all keys in memory. Slower, never wrong. Bits in the order of tokens then give every selected token its place.
-// Nothing depends on the order of execution.
+// Nothing depends on the order of execution. Where scores are made in pieces (scores_pieces.cuh) a row's selection
+// awaits the row's pages, not the score kernel's end, and gives the keys up.
 //
 // Bounds: 4 bytes a key from L2, and for short contexts latency and issue. A CTA is alone on its SM, so that an
 // instruction that all of its W warps execute costs W / 4 clocks: hence few threads, and nothing unrolled that need not
