@@ -42,8 +42,9 @@ struct Verdict {
 
 /// Scratch and threads of one kernel run.
 struct Workspace {
-  /// At least what `scratch_bytes` asked for, 64-byte aligned. cuda: zero at first, then as the kernel's last run left
-  /// it, of whichever shape or layer: what a kernel keeps lies at one place for all. Else: contents unspecified.
+  /// At least what `scratch_bytes` asked for, 64-byte aligned; contents unspecified. cuda: 256-byte aligned; zero at
+  /// first, then as the kernel's last run left it, of whichever shape or layer: what a kernel keeps lies at one place
+  /// for all.
   std::span<std::byte> scratch;
   Threads* threads;
   const void* target;       ///< the backend's `target_data`

@@ -22,8 +22,8 @@ struct IndexerScratch {
   /// next piece.
   static constexpr int64_t kPieceBytes = 8 << 20;
   static constexpr int64_t kHistogramBytes = int64_t(kMaxRows) * kScoreBins * int64_t(sizeof(uint32_t));
-
   static constexpr int64_t kKeysAt = kHistogramBytes + int64_t(kMaxRows) * int64_t(sizeof(uint32_t));
+  static_assert(kKeysAt % 128 == 0, "no line of L2 has keys of two rows: the selection gives up whole ones");
 
   static int64_t bytes(const ShapeKey& shape) {
     return kKeysAt + shape.rows * (shape.max_context + kIndexPage) * int64_t(sizeof(uint32_t));

@@ -23,7 +23,8 @@ __device__ __forceinline__ void await_acquire(const uint32_t* at, uint32_t value
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/// Gives up a line of 128 bytes: L2 need not write it to memory, and what it holds is undefined until it is written.
+/// Gives up the 128 bytes from `line` on, which is a multiple of them: L2 need not write them to memory, and what they
+/// hold is undefined until they are written.
 __device__ __forceinline__ void discard_line(const void* line) {
   asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
 }
