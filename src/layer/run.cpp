@@ -241,7 +241,8 @@ void PreparedLayer::Impl::run_one(RunState& s, StageId stage) {
       break;
     case StageId::kIndexProjection:
       s.run(stage, plan.index_projection,
-            IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights});
+            IndexProjectionArgs{&m, s.step.projected, s.q_c, s.step.index_slots, index, s.index_query, s.head_weights,
+                                plan.front_leaves_q_c() ? s.q_c : View<BFloat16, 2>()});
       break;
     case StageId::kIndexer: s.run(stage, plan.indexer, indexer_args(s)); break;
     case StageId::kSparseCore: s.run(stage, plan.sparse_core, sparse_core_args(s)); break;

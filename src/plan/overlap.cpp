@@ -22,17 +22,12 @@ OverlapMode effective_mode(OverlapMode wanted, OverlapMode unfused, const Overla
     mode = with_front(OverlapMode::kFork, is_front(mode));
   }
   if (mode == OverlapMode::kWait && traits.ranks == 1) mode = OverlapMode::kSerial;  // no mailbox to wait for
-  if (mode == OverlapMode::kSerial && traits.split_query && traits.ranks > 1) mode = OverlapMode::kFork;
+  if (mode == OverlapMode::kSerial && traits.ranks > 1) mode = OverlapMode::kFork;  // the query polls no mailbox
   if (is_serial(mode)) return mode;
   // The query may come after the index projection only where a front or a norm goes before.
   const bool front = is_front(mode) ? traits.front : !traits.norm;
   if (front ? !traits.front : !traits.norm) return OverlapMode::kSerial;
-  mode = with_front(mode, front);
-  // A split query finds its norm done in time only where a kernel of its own does it.
-  if (mode == OverlapMode::kLateFront && traits.split_query) {
-    return traits.norm ? OverlapMode::kLate : OverlapMode::kFront;
-  }
-  return mode;
+  return with_front(mode, front);
 }
 
 LaunchList::LaunchList(OverlapMode mode, const OverlapTraits& traits) {

@@ -32,7 +32,6 @@ struct OverlapTraits {
   bool has_side = false;       ///< the backend enqueues work: there is a side lane
   bool norm = false;           ///< there is a kernel for `q_c` alone, and the chosen index projection reads `q_c`
   bool front = false;          ///< there is an index projection that norms for itself, and the tables let it be taken
-  bool split_query = false;    ///< the query is several kernels
   bool fused_indexer = false;  ///< what comes after it may run beside it
   std::array<bool, kStages> held{};  ///< by StageId: reads inputs before its wait
 };

@@ -42,7 +42,6 @@ void plan_launches(Plan& plan, const Backend& backend, bool has_side) {
   traits.has_side = has_side;
   traits.norm = norm != nullptr && !plan.index_projection->front;
   traits.front = front != nullptr;
-  traits.split_query = plan.query->split;
   traits.fused_indexer = plan.indexer->fused;
   const OverlapMode mode = effective_mode(key.overlap, key.unfused_overlap, traits);
   plan.overlap = has_side ? mode : key.overlap;

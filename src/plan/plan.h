@@ -46,8 +46,9 @@ struct Plan {
   const Kernel<GateArgs>* gate = nullptr;
   std::array<std::vector<PassedOver>, kStages> others;  ///< by StageId
 
-  /// Whether the norm has written `q_c` before the query may start.
-  bool query_finds_q_c() const { return overlap == OverlapMode::kLate; }
+  /// Whether `q_c` has been written before the query may start: by the norm, or by the front.
+  bool query_finds_q_c() const { return is_late(overlap); }
+  bool front_leaves_q_c() const { return overlap == OverlapMode::kLateFront; }
   PartialFormat partial() const { return key.partial.value_or(PartialFormat::kBf16); }
   /// Calls `visit(stage, kernel)` for each chosen kernel, in the order of the stages.
   template <class Visit>

@@ -66,10 +66,8 @@ struct Kernel {
   // What plan/overlap.h must know of kernels that are enqueued:
   /// Reads its inputs before its wait, so that the kernel before it must not let it start early.
   bool held = false;
-  /// Index projection: norms `q_a` itself and does not read `q_c`.
+  /// Index projection: norms `q_a` itself, does not read `q_c` and writes it where that is asked for.
   bool front = false;
-  /// Query: several kernels over all heads.
-  bool split = false;
   /// Indexer: two kernels, of which the first lets the second start after its own wait; so when the second starts,
   /// which at once lets the next stage start, all before the indexer has ended, and that stage may run beside it.
   bool fused = false;

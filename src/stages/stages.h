@@ -36,7 +36,7 @@ struct QueryArgs {
   View<const BFloat16, 2> projected;  ///< [rows, width]
   View<const int64_t, 1> slots;       ///< [rows]
   KvCache kv;                         ///< rows with slot >= 0 are written
-  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]; cuda: where a norm wrote it, the same bits again
+  View<BFloat16, 2> q_c;              ///< out [rows, q_lora]; in where it is ready
   QueryRows query;                    ///< out
   bool q_c_ready = false;             ///< cuda: `q_c` has been written, before the kernel ahead of the query began
 };
@@ -50,6 +50,7 @@ struct IndexProjectionArgs {
   IndexCache index;                    ///< tokens with index_slot >= 0 are written
   View<uint8_t, 3> index_query;        ///< out [rows, index_heads, 128] e4m3
   View<float, 2> head_weights;         ///< out [rows, index_heads]
+  View<BFloat16, 2> q_c_out{};         ///< out [rows, q_lora], of cuda's kernel `front`; empty: not asked for
 };
 
 /// A scored token: `key` is the score as an ordered integer (format/score_key.h), larger is better.

@@ -42,17 +42,20 @@ struct Written {
   std::vector<uint8_t> index_query;
   std::vector<float> head_weights;
   std::vector<std::byte> index_bytes;
+  std::vector<BFloat16> q_c;  ///< of `front`
 };
 
 /// The stage on the device over a case, for the first rows of it.
 class Stage {
  public:
-  explicit Stage(const Case& source) : source_(source), device(source) {}
+  explicit Stage(const Case& source)
+      : source_(source), device(source), q_c_out_(device.make<BFloat16>(device.q_c.size())) {}
 
   Written run(std::string_view kernel, int64_t rows) {
     IndexProjectionArgs args = device.index_projection_args();
     poison(device.index_query);
     poison(device.head_weights);
+    poison(q_c_out_);
     cuda::check(cudaMemcpy(device.index.data, source_.index.data, size_t(device.index_bytes), cudaMemcpyHostToDevice),
                 "cudaMemcpy");
     args.projected = args.projected.first(rows);
@@ -60,9 +63,13 @@ class Stage {
     args.index_slots = args.index_slots.first(rows);
     args.index_query = args.index_query.first(rows);
     args.head_weights = args.head_weights.first(rows);
-    if (kernel == "front") args.q_c = {};
+    if (kernel == "front") {
+      args.q_c = {};
+      args.q_c_out = View<BFloat16, 2>(q_c_out_.data(), rows, device.q_c.extent(1));
+    }
     enqueue(kernel, args);
-    return {fetch(device.index_query), fetch(device.head_weights), fetch_bytes(device.index.data, device.index_bytes)};
+    return {fetch(device.index_query), fetch(device.head_weights), fetch_bytes(device.index.data, device.index_bytes),
+            fetch(q_c_out_)};
   }
 
  private:
@@ -87,6 +94,9 @@ class Stage {
 
  public:
   DeviceRunner device;
+
+ private:
+  View<BFloat16, 1> q_c_out_;
 };
 
 /// The reference's tensors for the first `rows` rows: of a run over all, the cache as if the others had not been
@@ -147,6 +157,16 @@ void put_back(const Written& written, int64_t rows, StageRunner& runner) {
   return ::testing::AssertionSuccess();
 }
 
+/// `q_c` of the first `rows` rows was left to the query, with the bits of the norm, and nothing beyond.
+::testing::AssertionResult left_q_c(const Written& got, const View<BFloat16, 2>& want, int64_t rows) {
+  const auto same = same_bytes(got.q_c.data(), want.data(), rows * want.extent(1) * 2, "q_c");
+  if (!same) return same;
+  for (size_t i = size_t(rows * want.extent(1)); i < got.q_c.size(); ++i) {
+    if (got.q_c[i].bits != uint16_t(kPoison * 0x101)) return ::testing::AssertionFailure() << "q_c written at " << i;
+  }
+  return ::testing::AssertionSuccess();
+}
+
 class IndexProjectionAgreement : public ::testing::TestWithParam<Shape> {};
 
 /// All kernels, for many numbers of live rows of one case: within spec 9 of the reference, and the same bits
@@ -180,6 +200,7 @@ void check_all(const CaseOptions& options, const std::vector<int64_t>& live_rows
       EXPECT_TRUE(index_cache_agrees(got, kept, judged));
       EXPECT_TRUE(nothing_beyond(written, rows, heads));
       EXPECT_TRUE(same_rows(written, first, rows, heads)) << "against plain with all rows";
+      EXPECT_TRUE(left_q_c(written, normalised, kernel == std::string_view("front") ? rows : 0));
       EXPECT_TRUE(same_bits(stage.run(kernel, rows), written)) << "second run";
       if (::testing::Test::HasFailure()) return;
     }

@@ -28,17 +28,21 @@ TEST(CudaPlan, TheFrontModesTakeAFrontAndSayWhatTheyTakeItFor) {
   EXPECT_FALSE(plan_of(12, 8, "serial").index_projection->front);
 }
 
-TEST(CudaPlan, ASplitQueryThatComesLateFindsTheNormDone) {
-  for (const char* mode : {"late", "late_front"}) {
-    const Plan plan = plan_of(96, 8, mode);
-    EXPECT_EQ(plan.overlap, OverlapMode::kLate) << mode;
-    EXPECT_FALSE(plan.index_projection->front) << mode;
-    EXPECT_NE(plan.norm, nullptr) << mode;
-    EXPECT_TRUE(plan.query_finds_q_c()) << mode;
+TEST(CudaPlan, AQueryThatComesLateFindsTheNormDone) {
+  const Plan late = plan_of(96, 8, "late");
+  EXPECT_TRUE(late.query_finds_q_c());
+  EXPECT_NE(late.norm, nullptr);
+  EXPECT_FALSE(late.index_projection->front);
+  EXPECT_FALSE(late.front_leaves_q_c());
+  const Plan late_front = plan_of(96, 8, "late_front");
+  EXPECT_TRUE(late_front.query_finds_q_c());
+  EXPECT_EQ(late_front.norm, nullptr);
+  EXPECT_TRUE(late_front.index_projection->front);
+  EXPECT_TRUE(late_front.front_leaves_q_c());
+  for (const char* mode : {"serial", "fork", "front"}) {
+    EXPECT_FALSE(plan_of(96, 8, mode).query_finds_q_c()) << mode;
+    EXPECT_FALSE(plan_of(96, 8, mode).front_leaves_q_c()) << mode;
   }
-  EXPECT_EQ(plan_of(96, 8, "late_front", "index_projection=front").overlap, OverlapMode::kFront) << "reads no q_c";
-  EXPECT_EQ(plan_of(12, 8, "late_front").overlap, OverlapMode::kLateFront) << "a query of one kernel norms for itself";
-  for (const char* mode : {"serial", "fork", "front"}) EXPECT_FALSE(plan_of(96, 8, mode).query_finds_q_c()) << mode;
 }
 
 TEST(CudaPlan, ALayerChoosesAmongTheKernelsThatItIsGiven) {
@@ -54,7 +58,7 @@ TEST(CudaPlan, ALayerChoosesAmongTheKernelsThatItIsGiven) {
 
 TEST(CudaPlan, RowsThatRunAlikeMayShareACapacity) {
   EXPECT_TRUE(run_alike(plan_of(12, 1, "front"), plan_of(12, 16, "front")));
-  EXPECT_FALSE(run_alike(plan_of(12, 1, "front"), plan_of(12, 64, "front"))) << "another query, which rounds otherwise";
+  EXPECT_FALSE(run_alike(plan_of(12, 1, "front"), plan_of(12, 65, "front"))) << "no front accepts";
   EXPECT_TRUE(run_alike(plan_of(96, 1, "front"), plan_of(96, 64, "front")));
 }
 

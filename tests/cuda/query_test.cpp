@@ -1,5 +1,5 @@
 // The cuda backend's query stage (steps 1 to 5) against the reference backend within spec 9; its bits over repeated
-// runs, over kernels, live rows and broken neighbours; what it leaves alone in the cache; and its times against the
+// runs, behind a norm, over live rows and broken neighbours; what it leaves alone in the cache; and its times against the
 // floor.
 #include <algorithm>
 #include <cstdio>
@@ -91,7 +91,6 @@ class QueryAgreement : public ::testing::TestWithParam<Shape> {
       EXPECT_TRUE(same_bytes(normalised.q_c.data(), got.q_c.data(), got.q_c.size() * 2, "q_c of the norm alone"));
       EXPECT_TRUE(
           same_bytes(normalised.kv_bytes.data(), got.kv_bytes.data(), int64_t(got.kv_bytes.size()), "kv_cache"));
-      if (!kernel.split) continue;
       // With the norm done before, as in the late modes.
       DeviceRunner late(c);
       cuda::enqueue_query_norm(late.query_args(), {});
@@ -149,10 +148,7 @@ TEST(Query, StridedCacheIsWrittenInItsPagesOnly) {
   const Case c = make_case(options);
   StageRunner want(c, reference_backend());
   want.run(want.backend().query, want.query_args());
-  for (const std::string_view kernel : {"fused", "split"}) {
-    SCOPED_TRACE(kernel);
-    EXPECT_TRUE(kv_cache_agrees(run_on_device(c, kernel), want, judged_rows(c, 8)));
-  }
+  EXPECT_TRUE(kv_cache_agrees(run_on_device(c), want, judged_rows(c, 8)));
 }
 
 TEST(Query, NegativeSlotsWriteNothing) {
@@ -195,22 +191,6 @@ TEST(Query, BrokenRowHarmsItself) {
       EXPECT_TRUE(same_bytes(got.kv_bytes.data(), clean.kv_bytes.data(), int64_t(clean.kv_bytes.size()), "kv_cache"));
     }
   }
-}
-
-TEST(Query, KernelFollowsPreparedRowsAndHeads) {
-  const auto first = [](int heads, int rows) {
-    ShapeKey shape{};
-    shape.sizes = {.q_lora = 1536, .heads = heads, .index_heads = 32};
-    shape.rows = rows;
-    for (const auto& kernel : cuda::query_kernels()) {
-      if (kernel.accepts(shape).ok) return kernel.name;
-    }
-    return std::string_view();
-  };
-  EXPECT_EQ(first(12, 16), "fused");
-  EXPECT_EQ(first(30, 1), "fused");
-  EXPECT_EQ(first(12, 17), "split");
-  EXPECT_EQ(first(96, 1), "split");
 }
 
 /// Microseconds of one run inside a graph of many, each with weights of its own so that L2 holds none of them.

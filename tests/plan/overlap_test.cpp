@@ -99,25 +99,14 @@ TEST(Overlap, LateModesNeedOneRankAndAFusedIndexer) {
   }
 }
 
-TEST(Overlap, ASplitQueryIsLateOnlyBehindANorm) {
-  for (OverlapMode late : {OverlapMode::kLate, OverlapMode::kLateFront}) {
-    OverlapTraits traits = able(true);
-    traits.split_query = true;
-    EXPECT_EQ(effective(late, traits), OverlapMode::kFront) << name_of(late);
-    traits.norm = true;
-    EXPECT_EQ(effective(late, traits), OverlapMode::kLate) << name_of(late);
-    traits.front = false;
-    EXPECT_EQ(effective(late, traits), OverlapMode::kLate) << name_of(late);
-  }
-}
-
-TEST(Overlap, ASplitQueryIsNeverSerialUnderDcp) {
+TEST(Overlap, NoStepIsSerialUnderDcp) {
   OverlapTraits traits = able(false);
-  traits.split_query = true;
   EXPECT_EQ(effective(OverlapMode::kSerial, traits), OverlapMode::kSerial);
   traits.ranks = 4;
   EXPECT_EQ(effective(OverlapMode::kSerial, traits), OverlapMode::kFork);
   EXPECT_EQ(effective(OverlapMode::kLate, traits), OverlapMode::kFork);
+  traits.has_side = false;
+  EXPECT_EQ(effective(OverlapMode::kSerial, traits), OverlapMode::kSerial) << "on the host";
 }
 
 /// Stages that must have ended before a launch that does not start early: the last before it on its lane, and the other

@@ -19,8 +19,7 @@ void nothing(const Args&, const Workspace&) {}
 
 constexpr Kernel<NormArgs> kNorms[] = {{"rows", always, no_scratch, nothing<NormArgs>}};
 constexpr Kernel<QueryArgs> kQueries[] = {
-    {"fused", few_rows, no_scratch, nothing<QueryArgs>, count},
-    {.name = "split", .accepts = always, .scratch_bytes = no_scratch, .run = nothing<QueryArgs>, .split = true}};
+    {"few", few_rows, no_scratch, nothing<QueryArgs>, count}, {"many", always, no_scratch, nothing<QueryArgs>}};
 constexpr Kernel<IndexProjectionArgs> kIndexProjections[] = {
     {"plain", always, no_scratch, nothing<IndexProjectionArgs>},
     {.name = "front",
@@ -63,7 +62,7 @@ Plan plan_of(int rows, const char* overlap, const char* kernels = "", bool has_s
   return make_plan(backend(), has_side, plan_key(shape(rows), tables, std::nullopt));
 }
 
-/// "norm=rows query=fused ..."
+/// "norm=rows query=few ..."
 std::string kernels_of(const Plan& plan) {
   std::string text;
   plan.for_each_kernel([&](StageId stage, const auto& kernel) {
@@ -84,15 +83,15 @@ using Lines = std::vector<std::string>;
 
 TEST(Plan, HoldsTheKernelsThatTheModeRuns) {
   EXPECT_EQ(kernels_of(plan_of(4, "serial")),
-            "query=fused index_projection=plain indexer=fused sparse_core=core value=value");
+            "query=few index_projection=plain indexer=fused sparse_core=core value=value");
   EXPECT_EQ(kernels_of(plan_of(4, "fork")),
-            "norm=rows query=fused index_projection=plain indexer=fused sparse_core=core value=value");
+            "norm=rows query=few index_projection=plain indexer=fused sparse_core=core value=value");
   for (const char* mode : {"front", "late_front"}) {
     EXPECT_EQ(kernels_of(plan_of(4, mode)),
-              "query=fused index_projection=front indexer=fused sparse_core=core value=value");
+              "query=few index_projection=front indexer=fused sparse_core=core value=value");
   }
   EXPECT_EQ(kernels_of(plan_of(64, "front")),
-            "norm=rows query=split index_projection=plain indexer=fused sparse_core=core value=value")
+            "norm=rows query=many index_projection=plain indexer=fused sparse_core=core value=value")
       << "no front accepts";
 }
 

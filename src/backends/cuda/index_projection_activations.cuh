@@ -57,17 +57,23 @@ class StoredActivations {
   uint32_t parity_ = 0;
 };
 
-/// The activations by the norm of step 1 from q_a, of many tokens: copied as they are, and normalised in place. A warp
-/// has blocks of eight rows, four lanes a row: lane c of them has pieces c and c + 4 (of eight values) of each chunk.
-/// The CTAs exchange the blocks' sums of squares.
+/// Eight values of q_c, where it is asked for: for the query, which comes later.
+__device__ __forceinline__ void store_q_c(const FrontArguments& a, int row, int column, const uint4& values) {
+  if (a.q_c.data() != nullptr) *reinterpret_cast<uint4*>(a.q_c.row(row) + column) = values;
+}
+
+/// The activations by the norm of step 1 from q_a: copied as they are, and normalised in place. A warp has blocks of
+/// eight rows, four lanes a row: lane c of them has pieces c and c + 4 (of eight values) of each chunk. The CTAs
+/// exchange the blocks' sums of squares. Of q_c each cluster stores some rows.
 template <int Tokens, int PartBlocks>
 class NormalisedActivations {
   using Place = FrontPlace<Tokens, PartBlocks>;
   using Shape = typename Place::Shape;
   static constexpr int kRowWarps = kFrontWarps / Shape::kEights;           ///< that share eight rows
   static constexpr int kTurns = (PartBlocks + kRowWarps - 1) / kRowWarps;  ///< blocks of a warp
+  static constexpr int kSenders = kRowWarps < kSumsOfPart ? kRowWarps : kSumsOfPart;  ///< of them: the others have none
   static constexpr uint32_t kSentBytes = kTurns == 1 ? 4 : kTurns == 2 ? 8 : 16;
-  static_assert(kRowWarps * kTurns <= kSumsOfPart);
+  static_assert(kSenders * kTurns <= kSumsOfPart && kSenders * kTurns >= PartBlocks);
 
  public:
   static constexpr bool kPacked = true;
@@ -106,6 +112,7 @@ class NormalisedActivations {
     }
     share_sums(sums, live, parity);
     factor_ = factor();
+    q_c_row_ = row_ < live && (first + row_) % a_.head_clusters == place_.cluster ? first + row_ : -1;
     if (Shape::kSumsInRing) __syncthreads();  // weights may come
   }
 
@@ -138,8 +145,13 @@ class NormalisedActivations {
     }
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      *piece(block * kBlockChunks + i / 2, i % 2) = normalised(values[i], factor_, of_norm[i]);
+      values[i] = normalised(values[i], factor_, of_norm[i]);
+      *piece(block * kBlockChunks + i / 2, i % 2) = values[i];
     }
+    if (q_c_row_ < 0) return;
+    const int column = (place_.part.first + block) * kNormBlock + c_ * 8;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) store_q_c(a_, q_c_row_, column + i * 32, values[i]);
   }
 
   /// Where the copy engine cannot read: the same tiles, zeros past the last row.
@@ -171,12 +183,12 @@ class NormalisedActivations {
   /// Has the blocks' sums of the whole rows in shared memory: each of a row's four lanes tells one CTA.
   __device__ __forceinline__ void share_sums(const float (&sums)[kSumsOfPart], int live, uint32_t parity) const {
     const Barrier full = place_.sums_full();
-    if (threadIdx.x == 0) full.expect(uint32_t(live * kParts * kRowWarps) * kSentBytes);
+    if (threadIdx.x == 0) full.expect(uint32_t(live * kParts * kSenders) * kSentBytes);
     const int at = (row_ * kParts + int(place_.rank)) * kSumsOfPart + share_ * kTurns;
     const uint32_t there =
         address_in(place_.base + Shape::kBlockSumsAt + uint32_t(at) * uint32_t(sizeof(float)), uint32_t(c_));
     const uint32_t full_there = address_in(full.address, uint32_t(c_));
-    if (row_ < live) {
+    if (row_ < live && share_ < kSenders) {
       if constexpr (kTurns == 1) send_to_cluster(there, sums[0], full_there);
       if constexpr (kTurns == 2) send_to_cluster(there, float2{sums[0], sums[1]}, full_there);
       if constexpr (kTurns > 2) send_to_cluster(there, float4{sums[0], sums[1], sums[2], sums[3]}, full_there);
@@ -209,132 +221,63 @@ class NormalisedActivations {
   int row_;               ///< of the tile
   uint32_t first_piece_;  ///< in a tile
   float factor_ = 0;
+  int q_c_row_ = -1;      ///< this lane's row of q_c, where its cluster stores it
 };
 
-/// The same of up to eight tokens: every CTA sums the squares of whole rows, a half warp a block, which is shorter than
-/// an exchange. The part's values are loaded a second time, by eights in the order of rows, so that all threads make
-/// them.
-template <int PartBlocks>
-class NormalisedActivations<kEight, PartBlocks> {
-  using Place = FrontPlace<kEight, PartBlocks>;
+/// The same of one row: every CTA sums the squares of all of it, a half warp a block, which is shorter than an exchange.
+/// The part's values are loaded a second time, eight a thread.
+template <int Tokens, int PartBlocks>
+class OneRowActivations {
+  static_assert(Tokens == kEight);
+  using Place = FrontPlace<Tokens, PartBlocks>;
   using Shape = typename Place::Shape;
-  static constexpr int kRowSums = kFrontThreads / 16;  ///< floats of a row, a half warp's each
-  static constexpr int kRowPieces = PartBlocks * kNormBlock / 8;
-  static constexpr int kTurns = (kEight * kRowPieces + kFrontThreads - 1) / kFrontThreads;
-
-  /// Eight values of the part that a thread makes at a turn.
-  struct Piece {
-    int row, at;  ///< in eights from the part's first value
-
-    __device__ __forceinline__ explicit Piece(int turn)
-        : row((turn * kFrontThreads + int(threadIdx.x)) / kRowPieces),
-          at((turn * kFrontThreads + int(threadIdx.x)) % kRowPieces) {}
-  };
+  static_assert(PartBlocks * kNormBlock / 8 <= kFrontThreads);
 
  public:
   static constexpr bool kPacked = true;
   static constexpr int kEarlyStages = Shape::kStages;
 
-  __device__ NormalisedActivations(const FrontArguments& a, const Place& place) : a_(a), place_(place) {
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const Piece piece(turn);
-      if (has(piece, kEight)) weights_[turn] = __ldg(reinterpret_cast<const uint4*>(a.q_norm + column(piece)));
-    }
+  __device__ OneRowActivations(const FrontArguments& a, const Place& place) : a_(a), place_(place) {
+    if (makes()) weights_ = __ldg(reinterpret_cast<const uint4*>(a.q_norm + column()));
   }
 
-  __device__ __forceinline__ void load(int first, int live, uint32_t) {
+  __device__ __forceinline__ void load(int row, int, uint32_t) {
     const int half_warp = int(threadIdx.x) / 16, lane = int(threadIdx.x) % 16;
-    const bool works = half_warp < a_.row_blocks();
-    const int64_t pitch = a_.projected.stride(0);
-    const BFloat16* packed = a_.projected.row(first);
-    const int sums_at = (works ? half_warp * kNormBlock : 0) + lane * 8;
-    uint4 rows[kEight] = {}, values[kTurns] = {};
-    if (a_.aligned16) {
-#pragma unroll
-      for (int row = 0; row < kEight; ++row) {
-        if (row < live) rows[row] = load_bf16x8(packed + row * pitch + sums_at, true);
-      }
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        const Piece piece(turn);
-        if (has(piece, live)) values[turn] = load_bf16x8(packed + piece.row * pitch + column(piece), true);
-      }
-    } else {
-#pragma unroll 1
-      for (int row = 0; row < live; ++row) {
-        const uint4 loaded = load_bf16x8(packed + row * pitch + sums_at, false);
-#pragma unroll
-        for (int i = 0; i < kEight; ++i) rows[i] = i == row ? loaded : rows[i];
-      }
-#pragma unroll 1
-      for (int turn = 0; turn < kTurns; ++turn) {
-        const Piece piece(turn);
-        const uint4 loaded =
-            has(piece, live) ? load_bf16x8(packed + piece.row * pitch + column(piece), false) : uint4{};
-#pragma unroll
-        for (int i = 0; i < kTurns; ++i) values[i] = i == turn ? loaded : values[i];
-      }
-    }
-    auto* sums = reinterpret_cast<float*>(place_.shared + Shape::kBlockSumsAt) + half_warp;
-    if (live == 1) {
-      const float sum = block_sum(sum_of_squares(rows[0]));
-      if (works && lane == 0) sums[0] = sum;
-    } else {
-      float squares[kEight];
-#pragma unroll
-      for (int row = 0; row < kEight; ++row) squares[row] = sum_of_squares(rows[row]);
-      const int row = (lane & 4) + (lane & 8) / 4 + lane % 2;  // which of them comes to this lane
-      const float sum = block_sums(squares, lane);
-      if (works && row < live && lane / 2 % 2 == 0) sums[row * kRowSums] = sum;
-    }
+    const bool sums = half_warp < a_.row_blocks();
+    const BFloat16* packed = a_.projected.row(row);
+    const uint4 squared = load_bf16x8(packed + (sums ? half_warp * kNormBlock : 0) + lane * 8, a_.aligned16);
+    values_ = load_bf16x8(packed + (makes() ? column() : 0), a_.aligned16);
+    const float sum = block_sum(sum_of_squares(squared));
+    if (sums && lane == 0) block_sums()[half_warp] = sum;
     __syncthreads();
-    auto* factors = reinterpret_cast<float*>(place_.shared + Shape::kFactorsAt);
-    if (int(threadIdx.x) < live) {
-      factors[threadIdx.x] = norm_factor<kParts * PartBlocks>(
-          reinterpret_cast<float*>(place_.shared + Shape::kBlockSumsAt) + int(threadIdx.x) * kRowSums, a_.row_blocks(),
-          a_.eps);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const Piece piece(turn);
-      if (!has(piece, live)) continue;
-      *reinterpret_cast<uint4*>(place_.shared + Shape::kActivationsAt + piece.at / 8 * Shape::kActivationTileBytes +
-                                piece.row * kChunkBytes + (piece.at % 8 ^ piece.row) * 16) =
-          normalised(values[turn], factors[piece.row], weights_[turn]);
+  }
+
+  __device__ __forceinline__ void make() const {
+    if (makes()) {
+      const uint4 made = normalised(
+          values_, norm_factor<kParts * PartBlocks>(block_sums(), a_.row_blocks(), a_.eps), weights_);
+      const int piece = int(threadIdx.x);
+      *reinterpret_cast<uint4*>(place_.shared + Shape::kActivationsAt + piece / 8 * Shape::kActivationTileBytes +
+                                piece % 8 * 16) = made;
+      if (place_.cluster == 0) store_q_c(a_, 0, column(), made);
     }
     fence_async_proxy();
     __syncthreads();
   }
-  __device__ __forceinline__ void make() const {}
   __device__ __forceinline__ void wait(int) const {}
 
  private:
-  /// block_sum of eight rows at once, each in the lanes that want it: every step halves the rows of a lane. The same
-  /// sums, as an addition's sides may change places.
-  static __device__ __forceinline__ float block_sums(float (&rows)[kEight], int lane) {
-    const auto halve = [&](int count, int bit) {
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float keep = lane & bit ? rows[i + count] : rows[i], give = lane & bit ? rows[i] : rows[i + count];
-        rows[i] = keep + __shfl_xor_sync(0xFFFFFFFF, give, bit);
-      }
-    };
-    halve(4, 4);
-    halve(2, 8);
-    halve(1, 1);
-    return rows[0] + __shfl_xor_sync(0xFFFFFFFF, rows[0], 2);
+  __device__ __forceinline__ bool makes() const {
+    return int(threadIdx.x) < place_.part.blocks * (kNormBlock / 8);
   }
-
-  __device__ __forceinline__ bool has(Piece piece, int live) const {
-    return piece.row < live && piece.at < place_.part.blocks * (kNormBlock / 8);
+  __device__ __forceinline__ int column() const { return place_.part.first * kNormBlock + int(threadIdx.x) * 8; }
+  __device__ __forceinline__ float* block_sums() const {
+    return reinterpret_cast<float*>(place_.shared + Shape::kBlockSumsAt);
   }
-  __device__ __forceinline__ int column(Piece piece) const { return place_.part.first * kNormBlock + piece.at * 8; }
 
   const FrontArguments& a_;
   const Place& place_;
-  uint4 weights_[kTurns];
+  uint4 weights_, values_;
 };
 
 }  // namespace dsacore::cuda

@@ -5,8 +5,8 @@
 namespace dsacore::cuda {
 
 void run_front(const IndexProjectionArgs& args, const Workspace& workspace) {
-  run_front_kernel<NormalisedActivations>(args, workspace);
+  run_front_kernel<NormalisedActivations, OneRowActivations>(args, workspace);
 }
-void prepare_front(const ShapeKey&) { prepare_front_kernel<NormalisedActivations>(); }
+void prepare_front(const ShapeKey&) { prepare_front_kernel<NormalisedActivations, OneRowActivations>(); }
 
 }  // namespace dsacore::cuda

@@ -25,6 +25,7 @@ struct FrontKernel {
       a.activations = tensor_map(from.data(), rows, q_lora, from.stride(0), Tokens);
     }
     a.q_norm = model.q_norm.data();
+    a.q_c = args.q_c_out;
     a.output = head_output(args);
     a.keys = key_insert(args);
     a.eps = float(model.config.eps);
@@ -46,24 +47,29 @@ struct FrontKernel {
   }
 };
 
-/// Parts of three blocks are those of q_lora up to 1536; longer rows leave no room for 64 tokens.
-template <template <int, int> class Activations>
+/// Parts of three blocks are those of q_lora up to 1536; longer rows leave no room for 64 tokens. `OfOneRow`: a step of
+/// one row has another way.
+template <template <int, int> class Activations, template <int, int> class OfOneRow = Activations>
 void run_front_kernel(const IndexProjectionArgs& args, const Workspace& workspace) {
   const int64_t rows = args.projected.extent(0);
   if (rows == 0) return;
   if (args.model->sizes.q_lora <= 3 * kParts * kNormBlock) {
+    if (rows == 1) return FrontKernel<8, 3, OfOneRow>::launch_it(args, workspace);
     if (rows <= 8) return FrontKernel<8, 3, Activations>::launch_it(args, workspace);
     if (rows <= 16) return FrontKernel<16, 3, Activations>::launch_it(args, workspace);
     if (rows <= 32) return FrontKernel<32, 3, Activations>::launch_it(args, workspace);
     return FrontKernel<64, 3, Activations>::launch_it(args, workspace);
   }
+  if (rows == 1) return FrontKernel<8, 4, OfOneRow>::launch_it(args, workspace);
   if (rows <= 8) return FrontKernel<8, 4, Activations>::launch_it(args, workspace);
   if (rows <= 16) return FrontKernel<16, 4, Activations>::launch_it(args, workspace);
   return FrontKernel<32, 4, Activations>::launch_it(args, workspace);
 }
 
-template <template <int, int> class Activations>
+template <template <int, int> class Activations, template <int, int> class OfOneRow = Activations>
 void prepare_front_kernel() {
+  FrontKernel<8, 3, OfOneRow>::prepare_it();
+  FrontKernel<8, 4, OfOneRow>::prepare_it();
   FrontKernel<8, 3, Activations>::prepare_it();
   FrontKernel<16, 3, Activations>::prepare_it();
   FrontKernel<32, 3, Activations>::prepare_it();

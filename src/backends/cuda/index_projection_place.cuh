@@ -63,7 +63,6 @@ struct FrontShape {
   static constexpr uint32_t kInboxAt =
       kOverlay ? (kChunks - kStages) % kStages * kTileBytes : kActivationsAt + kActivationBytes;
   static constexpr uint32_t kMaximaAt = kInboxAt + kInboxBytes;
-  static constexpr uint32_t kFactorsAt = kMaximaAt;  ///< [row] FP32 of few tokens: the maxima come later
   static constexpr uint32_t kNormAt = kActivationsAt + kActivationBytes + (kOverlay ? 0 : kExchangeBytes);
   /// [row][part][4] FP32
   static constexpr uint32_t kBlockSumsAt = kSumsInRing ? kStages * kTileBytes - kBlockSumsBytes : kNormAt + kNormBytes;
@@ -85,6 +84,7 @@ struct FrontArguments {
   View<const BFloat16, 2> projected;
   bool aligned16;          ///< the projected rows
   const BFloat16* q_norm;  ///< [q_lora]
+  View<BFloat16, 2> q_c;   ///< out [rows, q_lora]; empty: not asked for
   HeadOutput output;
   KeyInsert keys;
   float eps;

@@ -1,10 +1,7 @@
 // query: steps 1 to 5 of spec 4, projected row -> q_c, query rows, MLA cache row.
 //
-//   fused   few heads, few rows: one launch. A cluster a head, each CTA a part of its weights; the cache rows by extra
-//   CTAs.
-//           Projected rows at odd addresses take the other way.
-//   split   else: a launch that normalises and inserts, while the second one already fetches its first weights; where
-//           q_c is there, one launch.
+// A launch that normalises and inserts, while the second one already fetches its first weights; where q_c is there,
+// one launch.
 #include "backends/cuda/query.h"
 
 #include "backends/cuda/kernels.h"
@@ -31,7 +28,7 @@ Parameters parameters_of(const QueryArgs& args, const Workspace& workspace) {
           .heads = m.sizes.heads,
           .aligned_rows = aligned,
           .fp8_query = has_fp8_query(m.config.kv_format),
-          .beside = workspace.beside,
+          .beside = workspace.beside && args.q_c_ready,
           .tiles_at_once = 1,
           .eps = float(m.config.eps),
           .q_scale_inv = m.config.q_scale_inv,
@@ -42,47 +39,19 @@ Parameters parameters_of(const QueryArgs& args, const Workspace& workspace) {
 
 namespace {
 
-Verdict accepts_fused(const ShapeKey& shape) {
-  if (shape.rows > query::kFusedMaxRows) return {false, "rows above 16"};
-  if (shape.sizes.heads > query::kFusedMaxHeads) return {false, "heads above 30"};
-  return {};
-}
-Verdict accepts_split(const ShapeKey&) { return {}; }
-
+Verdict accepts(const ShapeKey&) { return {}; }
 int64_t no_scratch(const ShapeKey&, int) { return 0; }
 
-void prepare_split(const ShapeKey& shape) { query::prepare_stream(shape.sizes.heads); }
-void prepare_fused(const ShapeKey& shape) {
-  query::prepare_fused(shape.sizes.q_lora);
-  prepare_split(shape);
-}
+void prepare(const ShapeKey& shape) { query::prepare_stream(shape.sizes.heads); }
 
-void run_split(const QueryArgs& args, const Workspace& workspace) {
-  query::Parameters p = query::parameters_of(args, workspace);
+void run(const QueryArgs& args, const Workspace& workspace) {
+  const query::Parameters p = query::parameters_of(args, workspace);
   if (p.rows == 0) return;
-  if (!args.q_c_ready) {
-    query::enqueue_norm(p, workspace, true);
-    p.beside = false;  // the stream needs what the norm writes
-  }
+  if (!args.q_c_ready) query::enqueue_norm(p, workspace, true);
   query::enqueue_stream(p, workspace, args.q_c_ready);
 }
 
-void run_fused(const QueryArgs& args, const Workspace& workspace) {
-  const query::Parameters p = query::parameters_of(args, workspace);
-  if (p.rows == 0) return;
-  if (!p.aligned_rows) return run_split(args, workspace);
-  query::enqueue_fused(p, workspace);
-}
-
-constexpr Kernel<QueryArgs> kKernels[] = {
-    {"fused", accepts_fused, no_scratch, run_fused, prepare_fused},
-    {.name = "split",
-     .accepts = accepts_split,
-     .scratch_bytes = no_scratch,
-     .run = run_split,
-     .prepare = prepare_split,
-     .split = true},
-};
+constexpr Kernel<QueryArgs> kKernels[] = {{"stream", accepts, no_scratch, run, prepare}};
 
 }  // namespace
 

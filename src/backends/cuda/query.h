@@ -22,7 +22,7 @@ struct Parameters {
   int heads;
   bool aligned_rows;  ///< every projected row begins at a multiple of 16 bytes
   bool fp8_query;
-  bool beside;        ///< fused and stream: need not wait for the kernel ahead of them before their end
+  bool beside;        ///< stream: need not wait for the kernel ahead of it before its end
   int tiles_at_once;  ///< stream: of tokens, by clusters of their own; enqueue_stream sets it
   float eps;
   float q_scale_inv;
@@ -32,12 +32,6 @@ Parameters parameters_of(const QueryArgs& args, const Workspace& workspace);
 
 // query_norm.cu: a warp a row. Writes q_c, and the MLA cache rows where asked for.
 void enqueue_norm(const Parameters& p, const Workspace& workspace, bool insert);
-
-// query_fused.cu: steps 1 to 5 in one launch, a cluster of CTAs a head, for aligned rows.
-inline constexpr int kFusedMaxHeads = 30;
-inline constexpr int kFusedMaxRows = 16;
-void prepare_fused(int q_lora);
-void enqueue_fused(const Parameters& p, const Workspace& workspace);
 
 // query_stream.cu: steps 2 to 4 from q_c, a CTA a head; and the MLA cache rows where asked for.
 void prepare_stream(int heads);
