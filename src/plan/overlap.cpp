@@ -22,7 +22,7 @@ OverlapMode effective_mode(OverlapMode wanted, OverlapMode unfused, const Overla
     mode = with_front(OverlapMode::kFork, is_front(mode));
   }
   if (mode == OverlapMode::kWait && traits.ranks == 1) mode = OverlapMode::kSerial;  // no mailbox to wait for
-  if (mode == OverlapMode::kSerial && traits.ranks > 1) mode = OverlapMode::kFork;  // the query polls no mailbox
+  if (mode == OverlapMode::kSerial && traits.ranks > 1) mode = OverlapMode::kFork;   // the query polls no mailbox
   if (is_serial(mode)) return mode;
   // The query may come after the index projection only where a front or a norm goes before.
   const bool front = is_front(mode) ? traits.front : !traits.norm;

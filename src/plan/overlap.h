@@ -11,8 +11,9 @@
 //   late_front  index front, indexer, query, sparse core              -
 //
 // In the late modes the query runs beside the indexer, and yet in one chain: the select, the indexer's last kernel,
-// lets it start at once. A side lane costs the main one more, for its first kernel starts after all before it have
-// ended, and fetches weights only then; and where lanes join, nothing starts early.
+// lets it start at once, and the norm or the front, whichever comes first, has left it q_c. A side lane costs the main
+// one more, for its first kernel starts after all before it have ended, and fetches weights only then; and where lanes
+// join, nothing starts early.
 #pragma once
 
 #include <array>

@@ -237,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, IndexProjectionAgreement, ::testing::ValuesIn(s
 
 TEST(IndexProjection, SmallForTools) {
   for (const Shape& shape : {Shape{8, 256, 17, IndexFormat::kFp8}, Shape{62, 128, 70, IndexFormat::kMxfp4}}) {
-    check_all(options_of(shape), {1, 9, 17, shape.rows});
+    check_all(options_of(shape), {1, 5, 9, 17, shape.rows});
   }
 }
 

@@ -1,6 +1,6 @@
 // The cuda backend's query stage (steps 1 to 5) against the reference backend within spec 9; its bits over repeated
-// runs, behind a norm, over live rows and broken neighbours; what it leaves alone in the cache; and its times against the
-// floor.
+// runs, behind a norm, over live rows and broken neighbours; what it leaves alone in the cache; and its times against
+// the floor.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -173,7 +173,8 @@ TEST(Query, SameBitsWithAnyLiveRows) {
 }
 
 TEST(Query, BrokenRowHarmsItself) {
-  for (const Shape& shape : {Shape{6, 256, 9, 1, kDs}, Shape{5, 256, 70, 1, kF8}, Shape{48, 256, 9, 1, kNv}}) {
+  for (const Shape& shape :
+       {Shape{6, 256, 9, 1, kDs}, Shape{5, 256, 70, 1, kF8}, Shape{48, 256, 9, 1, kNv}, Shape{65, 128, 9, 1, kF8}}) {
     for (const uint16_t bits : {0x7FC0, 0xFF80, 0x7F7F}) {  // NaN, -infinity, the largest number
       CaseOptions options = options_of(shape);
       options.slots = SlotsKind::kOwned;

@@ -18,8 +18,8 @@ template <class Args>
 void nothing(const Args&, const Workspace&) {}
 
 constexpr Kernel<NormArgs> kNorms[] = {{"rows", always, no_scratch, nothing<NormArgs>}};
-constexpr Kernel<QueryArgs> kQueries[] = {
-    {"few", few_rows, no_scratch, nothing<QueryArgs>, count}, {"many", always, no_scratch, nothing<QueryArgs>}};
+constexpr Kernel<QueryArgs> kQueries[] = {{"few", few_rows, no_scratch, nothing<QueryArgs>, count},
+                                          {"many", always, no_scratch, nothing<QueryArgs>}};
 constexpr Kernel<IndexProjectionArgs> kIndexProjections[] = {
     {"plain", always, no_scratch, nothing<IndexProjectionArgs>},
     {.name = "front",

@@ -69,8 +69,8 @@ template <int Tokens, int PartBlocks>
 class NormalisedActivations {
   using Place = FrontPlace<Tokens, PartBlocks>;
   using Shape = typename Place::Shape;
-  static constexpr int kRowWarps = kFrontWarps / Shape::kEights;           ///< that share eight rows
-  static constexpr int kTurns = (PartBlocks + kRowWarps - 1) / kRowWarps;  ///< blocks of a warp
+  static constexpr int kRowWarps = kFrontWarps / Shape::kEights;                      ///< that share eight rows
+  static constexpr int kTurns = (PartBlocks + kRowWarps - 1) / kRowWarps;             ///< blocks of a warp
   static constexpr int kSenders = kRowWarps < kSumsOfPart ? kRowWarps : kSumsOfPart;  ///< of them: the others have none
   static constexpr uint32_t kSentBytes = kTurns == 1 ? 4 : kTurns == 2 ? 8 : 16;
   static_assert(kSenders * kTurns <= kSumsOfPart && kSenders * kTurns >= PartBlocks);
@@ -221,11 +221,11 @@ class NormalisedActivations {
   int row_;               ///< of the tile
   uint32_t first_piece_;  ///< in a tile
   float factor_ = 0;
-  int q_c_row_ = -1;      ///< this lane's row of q_c, where its cluster stores it
+  int q_c_row_ = -1;  ///< this lane's row of q_c, where its cluster stores it
 };
 
-/// The same of one row: every CTA sums the squares of all of it, a half warp a block, which is shorter than an exchange.
-/// The part's values are loaded a second time, eight a thread.
+/// The same of one row: every CTA sums the squares of all of it, a half warp a block, which is shorter than an
+/// exchange. The part's values are loaded a second time, eight a thread.
 template <int Tokens, int PartBlocks>
 class OneRowActivations {
   static_assert(Tokens == kEight);
@@ -254,8 +254,8 @@ class OneRowActivations {
 
   __device__ __forceinline__ void make() const {
     if (makes()) {
-      const uint4 made = normalised(
-          values_, norm_factor<kParts * PartBlocks>(block_sums(), a_.row_blocks(), a_.eps), weights_);
+      const uint4 made =
+          normalised(values_, norm_factor<kParts * PartBlocks>(block_sums(), a_.row_blocks(), a_.eps), weights_);
       const int piece = int(threadIdx.x);
       *reinterpret_cast<uint4*>(place_.shared + Shape::kActivationsAt + piece / 8 * Shape::kActivationTileBytes +
                                 piece % 8 * 16) = made;
@@ -267,9 +267,7 @@ class OneRowActivations {
   __device__ __forceinline__ void wait(int) const {}
 
  private:
-  __device__ __forceinline__ bool makes() const {
-    return int(threadIdx.x) < place_.part.blocks * (kNormBlock / 8);
-  }
+  __device__ __forceinline__ bool makes() const { return int(threadIdx.x) < place_.part.blocks * (kNormBlock / 8); }
   __device__ __forceinline__ int column() const { return place_.part.first * kNormBlock + int(threadIdx.x) * 8; }
   __device__ __forceinline__ float* block_sums() const {
     return reinterpret_cast<float*>(place_.shared + Shape::kBlockSumsAt);
