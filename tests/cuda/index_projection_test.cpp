@@ -49,7 +49,7 @@ struct Written {
 class Stage {
  public:
   explicit Stage(const Case& source)
-      : source_(source), device(source), q_c_out_(device.make<BFloat16>(device.q_c.size())) {}
+      : device(source), source_(source), q_c_out_(device.make<BFloat16>(device.q_c.size())) {}
 
   Written run(std::string_view kernel, int64_t rows) {
     IndexProjectionArgs args = device.index_projection_args();
@@ -72,6 +72,8 @@ class Stage {
             fetch(q_c_out_)};
   }
 
+  DeviceRunner device;
+
  private:
   /// Whatever the number of rows: the fronts refuse shapes only where they are slower.
   void enqueue(std::string_view name, const IndexProjectionArgs& args) {
@@ -89,14 +91,10 @@ class Stage {
   static void poison(const View<T, Rank>& view) {
     cuda::check(cudaMemset(view.data(), kPoison, size_t(view.size()) * sizeof(T)), "cudaMemset");
   }
+
   const Case& source_;
-  std::unique_ptr<DeviceBuffer> scratch_;
-
- public:
-  DeviceRunner device;
-
- private:
   View<BFloat16, 1> q_c_out_;
+  std::unique_ptr<DeviceBuffer> scratch_;
 };
 
 /// The reference's tensors for the first `rows` rows: of a run over all, the cache as if the others had not been

@@ -39,6 +39,9 @@ TEST(CudaPlan, AQueryThatComesLateFindsTheNormDone) {
   EXPECT_EQ(late_front.norm, nullptr);
   EXPECT_TRUE(late_front.index_projection->front);
   EXPECT_TRUE(late_front.front_leaves_q_c());
+  EXPECT_EQ(plan_of(96, 8, "late_front", "index_projection=front").overlap, OverlapMode::kLateFront) << "needs no norm";
+  EXPECT_EQ(plan_of(96, 8, "late", "index_projection=front").overlap, OverlapMode::kLateFront) << "reads no q_c";
+  EXPECT_EQ(plan_of(96, 8, "late_front", "index_projection=plain").overlap, OverlapMode::kLate) << "leaves no q_c";
   for (const char* mode : {"serial", "fork", "front"}) {
     EXPECT_FALSE(plan_of(96, 8, mode).query_finds_q_c()) << mode;
     EXPECT_FALSE(plan_of(96, 8, mode).front_leaves_q_c()) << mode;
